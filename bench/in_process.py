@@ -30,7 +30,7 @@ from bench.sliding_peers import SIZE_MS, SLIDE_MS
 from bench.sum_peers import OUTPUT as TOTALS
 from bench.timer_peers import OUTPUT as ALARMS
 from demo.app import RunningTotal
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.datastream.pattern_stream import _Select
@@ -85,7 +85,7 @@ VARIANTS = (
 
 def texts_of(work):
     """Return the conditions that Spark evaluates in front of the shuffle."""
-    leaves = compiled(pattern_of(work)).leaves if work in PATTERNS else ()
+    leaves = compile_pattern(pattern_of(work)).leaves if work in PATTERNS else ()
     return tuple(dict.fromkeys(leaf.text for leaf in leaves if isinstance(leaf, ColumnCondition)))
 
 
@@ -137,7 +137,7 @@ def make_runner(work, engine):
         return ColumnsRunner(function, UID, GROUPS, shape), transport, None
     elif work in PATTERNS:
         pattern = pattern_of(work, engine)
-        wanted = LookedFor("", compiled(pattern), pattern.skip)
+        wanted = LookedFor("", compile_pattern(pattern), pattern.skip)
         told = MeasuredMatches(row_of(work), None) if engine == "text" else _Select(as_a_row, None, None)
         search = PatternSearch((wanted,), told, column_conditions=texts_of(work))
         own = Patterns(search).create(schema_of(work))

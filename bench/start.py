@@ -131,7 +131,7 @@ def session(args):
     from pyspark.sql import SparkSession
 
     from flinkish_spark import configure_spark_with_jars
-    from flinkish_spark.jars import pinned_jars
+    from flinkish_spark.jars import find_pinned_jars
 
     builder = (
         SparkSession.builder.master("local[2]")
@@ -156,7 +156,7 @@ def session(args):
     elif args.variant == "plain":
         # What the query needs, and nothing of ours or of Delta's.
         wanted = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
-        jars = [str(jar) for jar in pinned_jars(args.jars) if jar.name.startswith(wanted)]
+        jars = [str(jar) for jar in find_pinned_jars(args.jars) if jar.name.startswith(wanted)]
         builder = builder.config("spark.jars", ",".join(jars))
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flinkish_spark.protocol.latency import Latencies, LatencyGranularity, LatencyHistogram, MeasuredAt
 
-#: As in `sources`: a misspelt import from here is looked for.
+#: Needed for suggestions on misspelt imports, as in `sources`.
 __path__: list[str] = []
 
 __all__ = ["Latencies", "LatencyGranularity", "LatencyHistogram", "MeasuredAt"]

@@ -1,12 +1,12 @@
-"""Sinks that commit with a checkpoint, and what there is to say about them.
+"""Sinks that commit with a checkpoint, and their settings.
 
-Names are imported when they are first used. What a sink of one's own derives from is
-:class:`TwoPhaseCommitSink`; `sinks.pyi` lists the names.
+Names are imported on first use; `sinks.pyi` lists them. Derive your own sink from
+:class:`TwoPhaseCommitSink`.
 """
 
 import lazy_loader
 
-#: Without it a misspelt import from here would not be looked for, and nobody could say what was meant.
+#: Without `__path__` a misspelt import from here would get no suggestion.
 __path__: list[str] = []
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark", __file__)

@@ -1,12 +1,11 @@
-"""Sources of streams, and what there is to say about their limits and ends; see `docs/sources.md`.
+"""Sources of streams, and their settings; see `docs/sources.md`.
 
-Names are imported when they are first used; `sources.pyi` lists them. What a source of one's own derives from
-is :class:`SplitSource`.
+Names are imported on first use; `sources.pyi` lists them. Derive your own source from :class:`SplitSource`.
 """
 
 import lazy_loader
 
-#: Without it a misspelt import from here would not be looked for, and nobody could say what was meant.
+#: Without `__path__` a misspelt import from here would get no suggestion.
 __path__: list[str] = []
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub("flinkish_spark", __file__)

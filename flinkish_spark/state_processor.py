@@ -1,6 +1,6 @@
-"""State from outside of a job: read it, make it, edit it. See ``docs/state.md``.
+"""State of savepoints and checkpoints outside of a job: read, create and edit it. See ``docs/state.md``.
 
-Public, and all that is public of it; `read_state` is in :mod:`flinkish_spark`, too.
+The whole public API for it; `read_state` is in :mod:`flinkish_spark`, too.
 """
 
 from flinkish_spark.savepoints.bootstrap import KeyedRows, KeyedStateBootstrapFunction, key_by
@@ -8,7 +8,7 @@ from flinkish_spark.savepoints.files import BootstrapError, CheckpointNotRetaine
 from flinkish_spark.savepoints.reader import read_broadcast_state, read_list_state, read_state, read_timers
 from flinkish_spark.savepoints.writer import SavepointWriter
 
-#: As in `sources`: a misspelt import from here is looked for.
+#: Needed for suggestions on misspelt imports, as in `sources`.
 __path__: list[str] = []
 
 __all__ = [

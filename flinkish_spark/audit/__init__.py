@@ -1,4 +1,4 @@
-"""Comparing the input and the outputs of a job, record by record, with what its directory says.
+"""Audits: compare the input and the outputs of a job, record by record, with its job directory.
 
-Shares no code with sources and sinks, so that an error of theirs cannot hide itself. See `docs/audit.md`.
+Shares no code with sources and sinks, so that a bug of theirs cannot hide itself. See `docs/audit.md`.
 """

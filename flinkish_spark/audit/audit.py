@@ -1,4 +1,4 @@
-"""One audit from its settings to its result."""
+"""An audit, from its settings to its result."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, lost
-from flinkish_spark.audit.decided import Decided, NothingToAudit, Partial, partial_checkpoints
+from flinkish_spark.audit.counting import EXAMPLES, Extent, InputOffsets, Place, find_lost
+from flinkish_spark.audit.decided import JobDecisions, Partial, partial_checkpoints
 from flinkish_spark.audit.outputs import (
     OriginNames,
     OutputCounts,
     OutputReader,
     OutputSpec,
+    drop_barriers,
     ranges_of,
-    without_barriers,
 )
 from flinkish_spark.checkpoint.spark_log import log_of
 from flinkish_spark.connectors.kafka.checks import read_topic_retention
@@ -33,54 +33,55 @@ Offsets = Mapping[str, Mapping[int, int]]
 
 
 class Completeness(enum.Enum):
-    """The outputs that have to name a record of the input."""
+    """The outputs that must contain a record of the input."""
 
-    #: Each of them.
+    #: Each output.
     EACH = "EACH"
-    #: At least one of them: they share the input out.
+    #: At least one output: the input is split among them.
     TOGETHER = "TOGETHER"
-    #: None: the job leaves records out, so that nothing can be said.
+    #: None: the job drops records, so missing ones are no error.
     NONE = "NONE"
 
 
 @dataclass(frozen=True, slots=True)
 class AuditSettings:
-    #: Where the input topics are, and those that are outputs.
+    #: Kafka servers of the input and output topics.
     connection: KafkaConnection
     inputs: tuple[str, ...]
     outputs: tuple[OutputSpec, ...]
     names: OriginNames = field(default_factory=OriginNames)
     completeness: Completeness = Completeness.EACH
-    #: Offsets by topic and partition; for a partition of which none is given, where the job began and the
-    #: position of the newest confirmed checkpoint.
+    #: Offsets by topic and partition; the default is the job's first offset, and the position of the newest
+    #: confirmed checkpoint.
     first: Offsets = field(default_factory=dict)
     end: Offsets = field(default_factory=dict)
-    #: Where the job began, as far as that is known; what the topics do not hold any more is not audited.
+    #: The job's first offsets, as far as they are known; records that the topics no longer have are not
+    #: audited.
     began: Offsets = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AuditResult:
-    """The findings of an audit; :attr:`is_exact` is the answer."""
+    """The findings of an audit; :attr:`is_exact` is the verdict."""
 
-    #: The one whose position ends the audited input.
+    #: The checkpoint whose position ends the audited input.
     checkpoint: int
     extents: Mapping[Place, Extent]
     records: int
     outputs: tuple[OutputCounts, ...]
-    #: By sink, or under "" for all outputs together.
+    #: Numbers by sink, or under "" for all outputs together.
     lost_by_sink: Mapping[str, int]
-    #: Checkpoints that an output shows in part, too much of, or without a decision.
+    #: Checkpoints that an output shows only in part, with too many rows, or without a decision.
     partial: tuple[Partial, ...]
     checkpoints: int
-    #: Whether the input's topics keep each record until retention takes it: then an offset that is named and
-    #: has no record never had one that a reader may see.
+    #: True if the input's topics keep each record until retention deletes it: then an offset without a record
+    #: never had a visible one.
     keeps_all: bool
     examples: tuple[str, ...]
 
     @property
     def zeros(self) -> dict[str, int | None]:
-        """The numbers that must be 0; None for what nobody can tell."""
+        """The numbers that must be 0; None for unknown ones."""
         return {
             "lost": sum(self.lost_by_sink.values()),
             "duplicated": sum(one.named.duplicated for one in self.outputs),
@@ -132,24 +133,24 @@ class AuditResult:
 
 
 def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult:
-    """Read input and outputs, and compare them with each other and with what was decided.
+    """Read input and outputs, and compare them with each other and with the decisions.
 
-    The job may run meanwhile: it is audited up to its newest confirmed checkpoint.
+    The job may run: it is audited up to its newest confirmed checkpoint.
     """
-    # This order matters. What is confirmed now is visible to whoever reads from now on, and what is
-    # visible then was decided before.
-    before = Decided.read(job_dir)
+    # This order matters: data confirmed now is visible to later reads, and data visible then was decided
+    # before the second look.
+    before = JobDecisions.read(job_dir)
     if before.newest is None:
-        raise NothingToAudit("the job has no confirmed checkpoint", what_to_do="audit it when it has one")
+        raise UserError("the job has no confirmed checkpoint", what_to_do="audit it when it has one")
     for spec in settings.outputs:
         before.check_sink(spec.sink)
     extents = extents_of(settings, LoggedOffsets.parse(before.newest.offsets_text))
     expected = _read_input(settings.connection, extents)
     reader = OutputReader(expected, settings.names, job, before, lambda: settings.connection)
     outputs = tuple(reader.read(spec) for spec in settings.outputs)
-    after = Decided.read(job_dir)
+    after = JobDecisions.read(job_dir)
     partial = tuple(p for one in outputs for p in partial_checkpoints(before, one.visible, after))
-    missing, examples = _lost(settings.completeness, expected, outputs)
+    missing, examples = _find_lost(settings.completeness, expected, outputs)
     examples += [f"duplicated in '{o.spec.sink}': {place}" for o in outputs for place in o.named.examples]
     examples += [str(one) for one in partial[:EXAMPLES]]
     kept = read_topic_retention(settings.connection, settings.inputs)
@@ -173,9 +174,9 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
 
 
 def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offsets:
-    """Return where a job began to read, as far as that is written down."""
+    """Return the first offsets of a job, as far as they are recorded."""
     if job_dir.history().log_began_in != FIRST_LINEAGE:
-        # What is written down is where Spark's checkpoint was begun anew.
+        # The record has the offsets at which Spark's checkpoint was restarted.
         return {}
     log = log_of(job_dir.store, place, job_dir.newest_owner())
     return log.find_first_offsets().kafka(frozenset(topics))
@@ -197,13 +198,13 @@ def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, 
             end = known.get(topic, {}).get(there.partition, first) if asked is None else asked
             if first < there.start:
                 raise InputLostError(
-                    f"{topic}-{there.partition} begins at offset {there.start}, and {first} was asked for",
+                    f"{topic}-{there.partition} begins at offset {there.start}, after {first}",
                     why="Kafka's retention removed records",
                     what_to_do="audit from a later offset on",
                 )
             if asked is not None and asked > there.end:
                 raise UserError(
-                    f"{there.topic}-{there.partition} ends at offset {there.end}, and {asked} was asked for",
+                    f"{there.topic}-{there.partition} ends at offset {there.end}, before {asked}",
                     what_to_do="audit up to an earlier offset",
                 )
             if first > end and there.partition in settings.first.get(topic, {}):
@@ -227,15 +228,15 @@ def _read_input(connection: KafkaConnection, extents: Mapping[Place, Extent]) ->
     reader = RangeReader(connection, ReaderSettings(include_headers=True))
     for number, ((topic, partition), extent) in enumerate(extents.items()):
         for batch in reader.read(OffsetRange(topic, partition, extent.start, extent.end)):
-            # Those of an upstream job are no input.
-            expected.note(number, without_barriers(batch).column("offset").to_numpy())
+            # Barriers of an upstream job are no input.
+            expected.note(number, drop_barriers(batch).column("offset").to_numpy())
     return expected
 
 
-def _lost(
+def _find_lost(
     completeness: Completeness, expected: InputOffsets, outputs: Sequence[OutputCounts]
 ) -> tuple[dict[str, int], list[str]]:
-    """Return how many records are missing by sink, and some of them in words."""
+    """Return the numbers of missing records by sink, and examples in words."""
     groups: dict[str, list[OutputCounts]] = {}
     if completeness is Completeness.EACH:
         groups = {one.spec.sink: [one] for one in outputs}
@@ -243,7 +244,7 @@ def _lost(
         groups = {"": list(outputs)}
     counts, examples = {}, []
     for sink, group in groups.items():
-        found = lost(expected, [one.named for one in group])
+        found = find_lost(expected, [one.named for one in group])
         counts[sink] = found.count
         where = f"in '{sink}'" if sink else "in all outputs"
         examples += [f"missing {where}: {place}" for place in found.examples]

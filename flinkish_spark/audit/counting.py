@@ -1,4 +1,4 @@
-"""Counting which offsets of the input an output names, and whether keys keep their order.
+"""Counts the input offsets that an output names, and checks the order of keys.
 
 An input offset costs one byte, for the input and each output; a key costs 16 bytes per source partition.
 """
@@ -15,13 +15,13 @@ Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 #: (topic, partition)
 Place = tuple[str, int]
-#: How many faults of a kind are named.
+#: Number of examples of each kind of fault.
 EXAMPLES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """The offsets of one partition that are audited: from `start` on, before `end`."""
+    """The audited offsets of one partition: from `start` to before `end`."""
 
     start: int
     end: int
@@ -35,7 +35,7 @@ class Extent:
 
 
 class InputOffsets:
-    """The offsets of the audited extents that hold a record: markers and aborted records do not."""
+    """The audited offsets that have a record, which control markers and aborted records are not."""
 
     def __init__(self, extents: Mapping[Place, Extent]) -> None:
         self.places: tuple[Place, ...] = tuple(extents)
@@ -53,20 +53,20 @@ class InputOffsets:
 
 
 class NamedOffsets:
-    """The offsets of the input that one output names, and those that it names again."""
+    """The input offsets that one output names, and the repeated ones."""
 
     def __init__(self, expected: InputOffsets) -> None:
-        # It has to be complete before `lost` and `unexpected` are asked for.
+        # It must be complete before `find_lost` and `unexpected` are called.
         self._expected = expected
         self.seen = [np.zeros(len(extent), np.bool_) for extent in expected.extents]
-        #: Rows whose origin an earlier row has.
+        #: Rows with the same origin as an earlier row.
         self.duplicated = 0
-        #: Rows of another partition, or beyond the audited offsets.
+        #: Rows of another partition, or outside the audited offsets.
         self.outside = 0
         self.examples: list[str] = []
 
     def add(self, places: Int64s, offsets: Int64s) -> Bools:
-        """Count rows; return which of them are inside the extents, and the first of their origin."""
+        """Count rows; return which of them are inside the extents and the first of their origin."""
         first = np.zeros(len(offsets), np.bool_)
         for place, extent in enumerate(self._expected.extents):
             rows = np.flatnonzero((places == place) & (offsets >= extent.start) & (offsets < extent.end))
@@ -92,30 +92,30 @@ class NamedOffsets:
 
     @property
     def unexpected(self) -> int:
-        return sum(int(found.sum()) for found in self._unexpected())
+        return sum(int(found.sum()) for found in self._find_unexpected())
 
     @property
     def examples_of_unexpected(self) -> list[str]:
-        expected = zip(self._expected.places, self._expected.extents, self._unexpected(), strict=True)
+        expected = zip(self._expected.places, self._expected.extents, self._find_unexpected(), strict=True)
         return [
             f"{topic}-{partition} offset {offset}"
             for (topic, partition), extent, found in expected
             for offset in (np.flatnonzero(found)[:EXAMPLES] + extent.start).tolist()
         ][:EXAMPLES]
 
-    def _unexpected(self) -> Iterator[Bools]:
+    def _find_unexpected(self) -> Iterator[Bools]:
         pairs = zip(self.seen, self._expected.present, strict=True)
         return (seen & ~present for seen, present in pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRecords:
     count: int
     examples: tuple[str, ...]
 
 
-def lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> Lost:
-    """Return the input's records that none of `outputs` names."""
+def find_lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> LostRecords:
+    """Find the input records that none of `outputs` names."""
     count, examples = 0, []
     for number, (topic, partition) in enumerate(expected.places):
         missing = expected.present[number].copy()
@@ -124,36 +124,36 @@ def lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> Lost:
         count += int(missing.sum())
         at = np.flatnonzero(missing)[:EXAMPLES] + expected.extents[number].start
         examples += [f"{topic}-{partition} offset {offset}" for offset in at.tolist()]
-    return Lost(count, tuple(examples[:EXAMPLES]))
+    return LostRecords(count, tuple(examples[:EXAMPLES]))
 
 
 UInt64s = npt.NDArray[np.uint64]
 
 
 class KeyOrder:
-    """The records of one output partition in their order; keys are told apart by 64-bit hashes."""
+    """The order check of one output partition; keys are distinguished by 64-bit hashes."""
 
     def __init__(self) -> None:
-        # Of a million keys two have the same hash with a probability of 3 in 100 million; then order is asked
-        # of records that have none.
+        # Among a million keys two have the same hash with a probability of 3 in 100 million; then unrelated
+        # records are compared.
         self._keys = np.zeros(0, np.uint64)
         self._last = np.zeros(0, np.int64)
 
     def add(self, keys: UInt64s, offsets: Int64s) -> int:
-        """Return how many of these records come behind one of their key with a higher offset."""
+        """Count the records that come after one of the same key with a higher offset."""
         if not len(keys):
             return 0
         order = np.argsort(keys, kind="stable")
         keys, offsets = keys[order], offsets[order]
         begins = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
         found = keys[begins]
-        before = self._known(found)
+        before = self._find_last(found)
         highest = _running_maximum(offsets, begins, before)
         behind = int((offsets < highest).sum())
         self._keep(found, np.maximum(before, np.maximum.reduceat(offsets, begins)))
         return behind
 
-    def _known(self, keys: UInt64s) -> Int64s:
+    def _find_last(self, keys: UInt64s) -> Int64s:
         """Return the highest offset of each key so far, -1 for a new one."""
         if not len(self._keys):
             return np.full(len(keys), -1, np.int64)
@@ -173,13 +173,13 @@ class KeyOrder:
 
 
 class BatchOrder:
-    """The micro-batches of one output partition: each one's records lie behind those of all earlier ones."""
+    """The order check of micro-batches in one output partition: records must come after all earlier ones'."""
 
     def __init__(self) -> None:
         self._newest = (-1, -1)
 
     def add(self, places: Sequence[tuple[int, int] | None]) -> Bools:
-        """Return which records lie behind one of a later micro-batch."""
+        """Return which records come after one of a later micro-batch."""
         ranked = {place: rank for rank, place in enumerate(sorted({self._newest, *filter(None, places)}))}
         ranks = np.array([-1 if place is None else ranked[place] for place in places], np.int64)
         if not len(ranks):
@@ -191,9 +191,9 @@ class BatchOrder:
 
 
 def _running_maximum(offsets: Int64s, begins: npt.NDArray[np.intp], before: Int64s) -> Int64s:
-    """Return for each record the highest offset in front of it, within its run."""
+    """Return for each record the highest offset before it, within its run."""
     runs = np.repeat(np.arange(len(begins)), np.diff(np.append(begins, len(offsets))))
-    # Ranks in place of offsets: a run's number in front of them does not overflow.
+    # Ranks instead of offsets do not overflow when combined with a run's number.
     values, ranks = np.unique(offsets, return_inverse=True)
     lifted = np.maximum.accumulate(runs * len(values) + ranks)
     highest = np.empty(len(offsets), np.int64)

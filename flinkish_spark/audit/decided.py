@@ -1,7 +1,7 @@
 """Compares the decision for each checkpoint and sink with what the outputs show.
 
-Reads decisions and receipts before the outputs are read, and once more afterwards: what is confirmed by the
-first look must be whole, what is visible must be decided by the second.
+Reads decisions and receipts before the outputs, and once more afterwards: a checkpoint confirmed at the first
+look must be complete, and visible data must be decided at the second look.
 """
 
 from __future__ import annotations
@@ -19,19 +19,15 @@ from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import LineageHistory, RewindKind
 
-#: Longer numbers are none of ours, and some are longer than Python reads.
+#: Longer numbers are not ours, and very long ones fail in Python.
 _BATCH_NAME = re.compile(r"([0-9]{1,18})/([0-9]{1,18})")
-#: Lineage and micro-batch; of checkpoints 0 and the id.
+#: Lineage and micro-batch; for checkpoints 0 and the id.
 _Order = tuple[int, int]
-
-
-class NothingToAudit(UserError):
-    """The job has no confirmed checkpoint yet, or its checkpoints have no such sink."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchName:
-    """A micro-batch as records name it."""
+    """The name of a micro-batch in records."""
 
     lineage: Lineage
     batch: BatchId
@@ -50,9 +46,9 @@ class DecidedCheckpoint:
     checkpoint: int
     lineage: Lineage
     is_confirmed: bool
-    #: What each sink wrote, by micro-batch.
+    #: Numbers of rows by micro-batch and sink.
     rows: Mapping[str, Mapping[str, int]]
-    #: Up to where it has read.
+    #: The position up to which it has read.
     offsets_text: str = ""
 
     @classmethod
@@ -72,17 +68,17 @@ class DecidedCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
-    """One look at the decisions of a job that are still there."""
+class JobDecisions:
+    """The decisions of a job that exist at one moment."""
 
     checkpoints: Mapping[int, DecidedCheckpoint]
-    #: The newest live decision that is confirmed; None before the first.
+    #: The newest live confirmed decision; None before the first.
     newest: Decision | None
     history: LineageHistory
 
     @classmethod
-    def read(cls, job_dir: JobDir) -> Decided:
-        """Read the decisions; one that is deleted meanwhile is left out."""
+    def read(cls, job_dir: JobDir) -> JobDecisions:
+        """Read the decisions; one that is deleted meanwhile is skipped."""
         found, newest = {}, None
         history = job_dir.history()
         for checkpoint, decision in _commits(job_dir):
@@ -96,11 +92,11 @@ class Decided:
         return self.history.find_superseding(CheckpointId(one.checkpoint), one.lineage) is not None
 
     def may_be_dead(self, checkpoint: int) -> bool:
-        """Return whether a checkpoint may be one that a rewind left behind, whose decision is deleted."""
+        """Return True if a checkpoint without decision may be one that a rewind made dead."""
         if checkpoint in self.checkpoints:
             return False
-        # Decisions that were left behind are the first to go. Between the rewind's target and the first id
-        # that is known of a later lineage there may be live ones, too, if those are deleted by now.
+        # Decisions of dead checkpoints are deleted first. Between the rewind's target and the first known id
+        # of a later lineage there may be live ones, too, if those are deleted by now.
         for rewind in self.history.rewinds:
             if rewind.kind is RewindKind.TO_CHECKPOINT and rewind.target is not None:
                 later = (n for n, one in self.checkpoints.items() if one.lineage >= rewind.lineage)
@@ -109,25 +105,25 @@ class Decided:
         return False
 
     def is_dead_batch(self, text: str) -> bool:
-        """Return whether a micro-batch is of a checkpoint that a rewind left behind."""
+        """Return True if a micro-batch belongs to a checkpoint that a rewind made dead."""
         name = BatchName.of(text)
         if name is None:
             return False
-        # What was given up without a decision is not meant: it must not be visible at all.
+        # This excludes undecided micro-batches, which must not be visible at all.
         for rewind in self.history.rewinds:
             if rewind.lineage > name.lineage:
                 if name.batch >= rewind.first_removed:
                     return rewind.kind is RewindKind.TO_CHECKPOINT
                 if rewind.kind is RewindKind.RESEED:
-                    # Later rewinds count micro-batches from another beginning.
+                    # Later lineages count micro-batches from another beginning.
                     return False
         return False
 
     def check_sink(self, uid: str) -> None:
-        """Raise NothingToAudit unless some checkpoint has rows of a sink, or says that it has none."""
+        """Raise UserError unless some checkpoint has acknowledged rows of a sink, even none."""
         known = {sink for one in self.checkpoints.values() for sink in one.rows}
         if uid not in known:
-            raise NothingToAudit(
+            raise UserError(
                 f"the job's checkpoints have no sink '{uid}'",
                 what_to_do=f"choose from {', '.join(sorted(known)) or 'none: nothing is decided yet'}",
             )
@@ -142,35 +138,35 @@ def _commits(job_dir: JobDir) -> Iterator[tuple[CheckpointId, Decision]]:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """A checkpoint, or a micro-batch without one, that an output does not show exactly."""
+    """A checkpoint, or a micro-batch without one, whose rows in an output are wrong."""
 
     sink: str
     what: str
-    #: 0 for what no decision names.
+    #: 0 for undecided ones.
     decided_rows: int
     visible_rows: int
-    #: A record of the input that it shows and had not read; then the numbers of rows may be right.
+    #: A visible input record that the checkpoint had not read; then the numbers of rows may be right.
     unread: str = ""
 
     def __str__(self) -> str:
         if self.unread:
-            return f"'{self.sink}' shows in {self.what} a row of {self.unread}, which that had not read"
+            return f"'{self.sink}' shows in {self.what} a row of {self.unread}, which it had not read"
         return f"'{self.sink}' shows {self.visible_rows} rows of {self.what}, decided are {self.decided_rows}"
 
 
 @dataclass(frozen=True, slots=True)
 class Visible:
-    """The numbers of rows that an output shows, by micro-batch or by checkpoint; the other one is None."""
+    """Numbers of visible rows of an output, by micro-batch or by checkpoint; the other one is None."""
 
     sink: str
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
-    #: The last record of the input that it names, by micro-batch (or checkpoint, as text) and partition.
+    #: The last input record that it names, by micro-batch (or checkpoint, as text) and partition.
     newest: Mapping[tuple[str, Place], int] = field(default_factory=dict)
 
 
-def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> list[Partial]:
-    """Return what an output shows in part, too much of, or without a decision."""
+def partial_checkpoints(before: JobDecisions, visible: Visible, after: JobDecisions) -> list[Partial]:
+    """Return the checkpoints and micro-batches that an output shows incompletely, twice, or undecided."""
     known = {**before.checkpoints, **after.checkpoints}
     whole = [one for one in before.checkpoints.values() if one.is_confirmed and not after.is_dead(one)]
     found = []
@@ -180,11 +176,11 @@ def partial_checkpoints(before: Decided, visible: Visible, after: Decided) -> li
             # The sink was added to the job later.
             continue
         found += list(_differing(one, rows, visible))
-    return found + _undecided(before, after, visible) + list(_too_new(known, visible))
+    return found + _find_undecided(before, after, visible) + list(_too_new(known, visible))
 
 
 def _too_new(known: Mapping[int, DecidedCheckpoint], visible: Visible) -> Iterator[Partial]:
-    """Yield checkpoints that show input which they had not read: it comes from a later one."""
+    """Yield checkpoints with visible input that they had not read, which comes from a later one."""
     of_sink = [one for one in known.values() if visible.sink in one.rows]
     by_batch = {name: one for one in of_sink for name in one.rows[visible.sink]}
     by_batch.update((str(one.checkpoint), one) for one in of_sink)
@@ -212,10 +208,10 @@ def _differing(one: DecidedCheckpoint, rows: Mapping[str, int], visible: Visible
         yield Partial(visible.sink, f"checkpoint {one.checkpoint}", decided, shown)
 
 
-def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partial]:
-    """Return what is visible without a decision."""
-    # What is older than the oldest decision cannot be judged, nor what lies between the two looks, if all
-    # that the first one saw was deleted before the second.
+def _find_undecided(before: JobDecisions, after: JobDecisions, visible: Visible) -> list[Partial]:
+    """Return visible rows without a decision."""
+    # Data older than the oldest decision cannot be judged, nor data between the two looks if all decisions of
+    # the first one are deleted before the second.
     known = {**before.checkpoints, **after.checkpoints}
     if not known:
         return []
@@ -238,7 +234,7 @@ def _undecided(before: Decided, after: Decided, visible: Visible) -> list[Partia
 
 
 def _is_judged(place: _Order, before: list[_Order], after: list[_Order]) -> bool:
-    """Return whether one of two looks, which saw these, would have seen a decision of `place`."""
+    """Return True if one of the two looks would have seen a decision of `place`."""
     known = [*before, *after]
     if not known:
         return True

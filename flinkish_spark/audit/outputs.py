@@ -1,4 +1,4 @@
-"""Reading a job's outputs, and where each row says that it comes from, without any code of sinks."""
+"""Reads a job's outputs with the origins of their rows, without any code of sinks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from flinkish_spark.audit.counting import (
     NamedOffsets,
     Place,
 )
-from flinkish_spark.audit.decided import BatchName, Decided, Visible
+from flinkish_spark.audit.decided import BatchName, JobDecisions, Visible
 from flinkish_spark.connectors.delta.table import app_id
 from flinkish_spark.connectors.kafka.checks import read_topic_retention
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, make_unknown_topic_error
@@ -41,9 +41,9 @@ from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
 from flinkish_spark.protocol.ids import JobUuid
 
-#: Longer numbers do not fit.
+#: Longer numbers do not fit into 64 bits.
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
-#: Multiplied with a place's number, it changes about half of a hash's bits.
+#: A multiple of it changes about half of a hash's bits.
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -51,14 +51,14 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 class OriginNames:
     """Names of headers, fields or columns that hold a row's origin."""
 
-    #: Empty if the rows do not say it; then the input is one topic.
+    #: Empty if rows do not name the topic; then the input has one topic.
     topic: str = "_topic"
     partition: str = "_partition"
     offset: str = "_offset"
 
     @classmethod
     def of(cls, text: str) -> OriginNames:
-        """Return the names in a list of three, or of two without the topic; raise ValueError."""
+        """Parse a list of three names, or of two without the topic; raise ValueError for others."""
         names = [name.strip() for name in text.split(",")]
         if len(names) not in (2, 3) or not all(names):
             raise ValueError(f"{text!r} is not TOPIC,PARTITION,OFFSET or PARTITION,OFFSET")
@@ -71,18 +71,18 @@ class OriginNames:
 
 @dataclass(frozen=True, slots=True)
 class Origins:
-    #: -1 where a row has no origin, or one that is none of the input.
+    #: -1 for rows without an origin in the input.
     places: Int64s
     offsets: Int64s
     is_named: Bools
 
 
 class OriginReader:
-    """Turns columns of text or numbers into places and offsets."""
+    """Converts columns of text or numbers to input partitions and offsets."""
 
     def __init__(self, names: OriginNames, places: Sequence[Place]) -> None:
         self._names = names
-        #: By topic, a place's number at each partition's.
+        #: Index of each input partition, by topic and partition.
         self._numbers: dict[str, Int64s] = {}
         for number, (topic, partition) in enumerate(places):
             known = self._numbers.get(topic, np.zeros(0, np.int64))
@@ -91,7 +91,7 @@ class OriginReader:
             known[partition] = number
             self._numbers[topic] = known
 
-    def of_records(self, batch: pa.RecordBatch) -> Origins:
+    def read_records(self, batch: pa.RecordBatch) -> Origins:
         """Return the origins of Kafka records: by their headers, else by fields of their JSON values."""
         headers = batch.column("headers")
         found = self._origins([header_column(headers, name) for name in self._names.all])
@@ -105,7 +105,7 @@ class OriginReader:
             found.is_named[rest] = said.is_named
         return found
 
-    def of_rows(self, batch: pa.RecordBatch) -> Origins:
+    def read_rows(self, batch: pa.RecordBatch) -> Origins:
         return self._origins([batch.column(name) for name in self._names.all])
 
     def _origins(self, columns: Sequence[Any]) -> Origins:
@@ -118,15 +118,15 @@ class OriginReader:
             topics = texts(columns[0]).dictionary_encode()
             is_named = pc.and_(is_named, pc.is_valid(topics))
         named: Bools = np.array(is_named.to_numpy(zero_copy_only=False), np.bool_)
-        numbers = _filled(partitions)
+        numbers = _fill_nulls(partitions)
         places = np.full(len(named), -1, np.int64)
-        for topic, rows in self._by_topic(topics, named):
+        for topic, rows in self._group_by_topic(topics, named):
             known = self._numbers[topic]
             inside = rows[(numbers[rows] >= 0) & (numbers[rows] < len(known))]
             places[inside] = known[numbers[inside]]
-        return Origins(places, np.array(_filled(offsets)), named)
+        return Origins(places, np.array(_fill_nulls(offsets)), named)
 
-    def _by_topic(self, topics: Any, named: Bools) -> list[tuple[str, npt.NDArray[np.intp]]]:
+    def _group_by_topic(self, topics: Any, named: Bools) -> list[tuple[str, npt.NDArray[np.intp]]]:
         if topics is None:
             return [(topic, np.flatnonzero(named)) for topic in self._numbers]
         codes = topics.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -139,7 +139,7 @@ class OriginReader:
 
 
 def header_column(headers: Any, name: str) -> Any:
-    """Return the value of a header for each record, null where it is missing; the first one counts."""
+    """Return the first value of a header for each record; null if it is missing."""
     flat, rows = pc.list_flatten(headers), pc.list_parent_indices(headers)
     is_it = pc.equal(pc.struct_field(flat, "key"), name)
     values = pc.struct_field(flat, "value").filter(is_it)
@@ -150,16 +150,16 @@ def header_column(headers: Any, name: str) -> Any:
 
 
 def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
-    """Return fields of JSON values, one column a name, null where missing; None if no value is an object."""
+    """Return fields of JSON values, one column per name; None if no value is an object."""
     is_there = pc.is_valid(values)
     lines = values.filter(is_there).to_pylist()
     if not lines:
         return [pa.nulls(len(values), pa.string()) for _ in names]
-    # Of one type each: what they are in the first value decides, and numbers may be texts in another.
+    # Each column has one type, that of the first value, but later values may have strings for numbers.
     schema = pa.schema([(name, pa.string()) for name in names])
-    found = _parsed(lines, schema) or _parsed(lines, _typed(schema))
+    found = _parse(lines, schema) or _parse(lines, _make_schema(schema))
     if found is None or found.num_rows != len(lines):
-        found = _parsed_one_by_one(lines, names)
+        found = _parse_one_by_one(lines, names)
     if found is None:
         return None
     at = np.full(len(values), -1, np.int64)
@@ -168,12 +168,12 @@ def json_columns(values: Any, names: Sequence[str]) -> list[Any] | None:
     return [found.column(name).combine_chunks().take(places) for name in names]
 
 
-def _typed(schema: pa.Schema) -> pa.Schema:
+def _make_schema(schema: pa.Schema) -> pa.Schema:
     names = schema.names
     return pa.schema([(n, pa.int64() if n in names[-2:] else pa.string()) for n in names])
 
 
-def _parsed(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
+def _parse(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
     parsing = pj.ParseOptions(
         explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=True
     )
@@ -185,8 +185,8 @@ def _parsed(lines: list[bytes], schema: pa.Schema) -> pa.Table | None:
         return None
 
 
-def _parsed_one_by_one(lines: list[bytes], names: Sequence[str]) -> pa.Table | None:
-    """Return what :func:`_parsed` does where one of the values is something else; None if all are."""
+def _parse_one_by_one(lines: list[bytes], names: Sequence[str]) -> pa.Table | None:
+    """Parse like :func:`_parse` if some values are no objects; None if all are none."""
     objects = [_object(line) for line in lines]
     if not any(objects):
         return None
@@ -209,7 +209,7 @@ def _text_of(value: object) -> str | None:
 
 
 def hash_keys(keys: Any, places: Int64s) -> npt.NDArray[np.uint64]:
-    """Return a hash of key and place for each record; records must have keys."""
+    """Return a hash of key and input partition for each record; records must have keys."""
     from pandas.util import hash_array
 
     encoded = keys.dictionary_encode()
@@ -221,7 +221,7 @@ def hash_keys(keys: Any, places: Int64s) -> npt.NDArray[np.uint64]:
 
 
 def texts(column: Any) -> Any:
-    """Return bytes, such as header values, as text; what is none stays recognisable and is no error."""
+    """Decode bytes, such as header values, as text; invalid bytes are escaped."""
     try:
         return pc.cast(column, pa.string())
     except pa.ArrowInvalid:
@@ -240,27 +240,23 @@ def _numbers(column: Any, name: str) -> Any:
         ) from wrong
 
 
-def _filled(column: Any) -> Int64s:
+def _fill_nulls(column: Any) -> Int64s:
     return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
 _LOG = "_delta_log"
 
 
-class UnreadableTable(EnvironmentFault):
-    """The table uses something that cannot be read without Delta's own code."""
-
-
 @dataclass(frozen=True, slots=True)
 class TableVersion:
     number: int
-    #: Its SetTransaction actions: (app id, version).
+    #: The version's SetTransaction actions: (app id, version).
     marks: tuple[tuple[str, int], ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
-    #: Of its new files.
+    #: Row counts of the version's new files.
     rows: int
-    #: Whether it takes rows away: a MERGE that updates, an overwrite; not a compaction.
+    #: True if it removes rows (a MERGE with updates, an overwrite; not a compaction).
     replaces_rows: bool = False
 
     def mark_of(self, app_id: str) -> int | None:
@@ -273,13 +269,13 @@ class DeltaLog:
         self._next = 0
 
     def new_versions(self) -> Iterator[TableVersion]:
-        """Yield the versions that were written since the last call."""
+        """Yield the versions written since the last call."""
         while True:
             try:
                 text = (self._table / _LOG / f"{self._next:020}.json").read_text(encoding="utf-8")
             except FileNotFoundError:
                 if self._next == 0 and any((self._table / _LOG).glob("*.json")):
-                    raise UnreadableTable(
+                    raise EnvironmentFault(
                         f"the log of the table {self._table} does not begin at version 0 any more",
                         why="Delta has cleaned it up (delta.logRetentionDuration)",
                         what_to_do="audit earlier, or raise delta.logRetentionDuration",
@@ -309,9 +305,9 @@ class DeltaLog:
         if action.get("add", {}).get("deletionVector"):
             unreadable = "deletion vectors"
         if unreadable:
-            raise UnreadableTable(
+            raise EnvironmentFault(
                 f"the table {self._table} has {unreadable}",
-                why="its rows are not simply what its files hold",
+                why="its rows are not just the contents of its files",
                 what_to_do="compare it by a query of Spark",
             )
 
@@ -325,12 +321,12 @@ class DeltaLog:
 
 @dataclass(frozen=True)
 class Table:
-    """A table as it is now."""
+    """The current state of a table."""
 
     versions: tuple[TableVersion, ...]
-    #: Files of its rows, each with the version that added it.
+    #: Data files, each with the version that added it.
     added_in: Mapping[Path, TableVersion]
-    #: Parquet files below it that its log never named.
+    #: Parquet files in the table's folder that its log never named.
     orphans: tuple[Path, ...]
 
     @property
@@ -358,9 +354,9 @@ class Table:
             yield from zip(*(content.column(name).to_pylist() for name in columns), strict=True)
 
 
-#: Header, or column, that names the micro-batch of a row.
+#: Header or column with the micro-batch of a row.
 BATCH_FIELD = "flinkish-batch"
-#: Headers that a sink writes beside it under `RecordHeaders.FULL`.
+#: Headers that a sink also writes with `RecordHeaders.FULL`.
 _JOB_FIELD, _UID_FIELD = "flinkish-job", "flinkish-uid"
 _ROWS_AT_ONCE = 65_536
 _NAME_THEM = "give the source metadata=[...] and keep its columns, or name others with --origin"
@@ -374,7 +370,7 @@ class OutputKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class OutputSpec:
-    #: Uid of the sink that writes it.
+    #: Uid of the sink that writes the output.
     sink: str
     kind: OutputKind
     #: Topics, separated by commas, or a directory.
@@ -386,18 +382,17 @@ class OutputCounts:
     spec: OutputSpec
     named: NamedOffsets
     rows: int = 0
-    #: Rows of checkpoints that a rewind left behind: looked at no further.
+    #: Rows of dead checkpoints, which are not checked further.
     superseded: int = 0
-    #: Rows that say nothing about where they come from.
+    #: Rows without an origin.
     unnamed: int = 0
-    #: Records that come behind one of their key from a higher offset, or behind one of a later micro-batch;
-    #: None where there is no order.
+    #: Records that come after one of their key with a higher offset, or after one of a later micro-batch;
+    #: None if the output has no order.
     reordered: int | None = None
-    #: Rows by what wrote them; None where the output does not tell.
+    #: Rows by micro-batch or checkpoint; None if the output does not name them.
     by_batch: Counter[str] | None = None
     by_checkpoint: Counter[int] | None = None
-    #: The last offset of the input that each micro-batch names, or of a table each checkpoint, by partition
-    #: of the input.
+    #: The last input offset that each micro-batch (in a table: checkpoint) names, by input partition.
     newest: dict[tuple[str, Place], int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
@@ -410,7 +405,7 @@ class OutputCounts:
         return Visible(self.spec.sink, self.by_batch, self.by_checkpoint, self.newest)
 
     def count(self, origins: Origins) -> Any:
-        """Count rows by origin; return which are the first of theirs inside the audited offsets."""
+        """Count rows by origin; return which are the first of their origin inside the audited offsets."""
         self.unnamed += int((~origins.is_named).sum())
         named = np.flatnonzero(origins.is_named)
         first = np.zeros(len(origins.offsets), np.bool_)
@@ -422,11 +417,11 @@ class OutputCounts:
 class OutputReader:
     expected: InputOffsets
     names: OriginNames
-    #: Whose marks a table's versions carry.
+    #: The job whose marks are in a table's versions.
     job: JobUuid
-    #: The decisions before anything is read.
-    decided: Decided
-    #: Where topics are; asked for only if an output is one.
+    #: The decisions before the outputs are read.
+    decided: JobDecisions
+    #: Kafka servers of topics; called only if an output is a topic.
     connection: Callable[[], KafkaConnection]
 
     def read(self, spec: OutputSpec) -> OutputCounts:
@@ -462,16 +457,16 @@ class OutputReader:
                 )
         for topic, keeping in read_topic_retention(connection, topics).items():
             if keeping is not None and keeping.is_compacted:
-                counts.notes.append(f"{topic} is compacted; what is gone counts as lost")
+                counts.notes.append(f"{topic} is compacted; deleted records count as lost")
         for wanted in ranges:
             if wanted.start:
                 begins = f"{wanted.topic}-{wanted.partition} begins at offset {wanted.start}"
-                counts.notes.append(f"{begins}; what is gone counts as lost")
+                counts.notes.append(f"{begins}; deleted records count as lost")
             orders = KeyOrder(), BatchOrder()
             for batch in reader.read(wanted):
                 self._count_records(counts, origins, orders, batch)
         if counts.rows and not counts.by_batch and not counts.superseded:
-            # Nobody asked the sink for it, which is the default.
+            # By default sinks do not write the header.
             counts.by_batch = None
             counts.notes.append(f"no record has the header {BATCH_FIELD}, so checkpoints are not counted")
 
@@ -482,38 +477,38 @@ class OutputReader:
         orders: tuple[KeyOrder, BatchOrder],
         batch: pa.RecordBatch,
     ) -> None:
-        batch = self._of_sink(counts.spec.sink, without_barriers(batch))
+        batch = self._filter_sink(counts.spec.sink, drop_barriers(batch))
         batch = self._live(counts, batch, self._labels(batch))
-        found = origins.of_records(batch)
+        found = origins.read_records(batch)
         first = counts.count(found)
         written_by = self._labels(batch).dictionary_encode()
         self._note_newest(counts, found, written_by)
         by_key, by_batch = orders
-        # Duplicates are counted as such, and no record counts twice.
+        # A duplicate counts only as a duplicate, not for order as well.
         late = by_batch.add(_batch_places(written_by)) & first
         keys = batch.column("key")
-        # Records without key have no order among themselves.
+        # Records without a key have no order.
         ordered = np.flatnonzero(first & ~late & pc.is_valid(keys).to_numpy(zero_copy_only=False))
         hashes = hash_keys(keys.take(pa.array(ordered)), found.places[ordered])
         behind = by_key.add(hashes, found.offsets[ordered])
         counts.reordered = (counts.reordered or 0) + behind + int(late.sum())
 
-    def _of_sink(self, sink: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out the records of which the headers say that another sink of the job has written them."""
+    def _filter_sink(self, sink: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Drop records whose headers name another sink of the job."""
         headers = batch.column("headers")
         is_ours = pc.equal(texts(header_column(headers, _JOB_FIELD)), str(self.job))
         is_other = pc.and_(is_ours, pc.not_equal(texts(header_column(headers, _UID_FIELD)), sink))
         return batch.filter(pc.invert(pc.fill_null(is_other, False)))
 
     def _labels(self, batch: pa.RecordBatch) -> Any:
-        """Return which micro-batch each record names; null also where the name is another job's."""
+        """Return the micro-batch that each record names; null if it is another job's."""
         headers = batch.column("headers")
         names = texts(header_column(headers, BATCH_FIELD))
         is_other = pc.not_equal(texts(header_column(headers, _JOB_FIELD)), str(self.job))
         return pc.if_else(pc.fill_null(is_other, False), pa.scalar(None, pa.string()), names)
 
     def _note_newest(self, counts: OutputCounts, found: Origins, written_by: Any) -> None:
-        """Note the last record of the input that each micro-batch names."""
+        """Record the last input record that each micro-batch names."""
         codes = written_by.indices.fill_null(-1).to_numpy(zero_copy_only=False)
         rows = np.flatnonzero((codes >= 0) & (found.places >= 0) & found.is_named)
         if not len(rows):
@@ -527,7 +522,7 @@ class OutputReader:
             counts.newest[key] = max(counts.newest.get(key, -1), newest)
 
     def _live(self, counts: OutputCounts, batch: pa.RecordBatch, labels: Any) -> pa.RecordBatch:
-        """Count rows by micro-batch; return those that no rewind left behind."""
+        """Count rows by micro-batch; return those of live checkpoints."""
         counts.rows += batch.num_rows
         assert counts.by_batch is not None
         dead = []
@@ -554,9 +549,9 @@ class OutputReader:
         for version in table.versions:
             checkpoint = version.mark_of(mark)
             if checkpoint is not None and version.replaces_rows:
-                raise UnreadableTable(
+                raise EnvironmentFault(
                     f"the sink '{counts.spec.sink}' replaces rows of the table {counts.spec.place}",
-                    why=f"version {version.number} replaces some, and those would look lost",
+                    why=f"version {version.number} replaces some rows, which would look lost",
                     what_to_do="compare the table by a query of Spark, and audit a sink that appends",
                 )
             if checkpoint is not None:
@@ -579,7 +574,7 @@ class OutputReader:
             self._count_maybe_dead(counts, path)
 
     def _count_maybe_dead(self, counts: OutputCounts, path: Path) -> None:
-        """Count a file behind all others: what the job has written again it had left behind here."""
+        """Count a file after all others: rows that the job has written again are dead here."""
         named = counts.named
         duplicated, told = named.duplicated, len(named.examples)
         self._count_file(counts, path)
@@ -594,12 +589,12 @@ class OutputReader:
                 f"there is no directory {root}", what_to_do=f"correct the place of '{counts.spec.sink}'"
             )
         for path in sorted(root.rglob("*.parquet")):
-            # As Spark reads a directory: what begins with these is not there.
+            # As in Spark, files with these prefixes are hidden.
             if not any(part[0] in "._" for part in path.relative_to(root).parts):
                 self._count_file(counts, path)
 
     def _count_file(self, counts: OutputCounts, path: Path, written_by: str = "") -> None:
-        """Count the rows of a file, which `written_by` has written if the rows themselves do not say it."""
+        """Count the rows of a file; `written_by` is the default writer for rows that name none."""
         try:
             file = parquet.ParquetFile(path)
         except (pa.ArrowInvalid, FileNotFoundError) as wrong:
@@ -611,7 +606,7 @@ class OutputReader:
         missing = [name for name in self.names.all if name not in file.schema_arrow.names]
         if missing:
             raise SchemaError(
-                f"{path} has no column '{missing[0]}', so its rows do not say where they come from",
+                f"{path} has no column '{missing[0]}', so its rows do not name their origins",
                 what_to_do=_NAME_THEM,
             )
         columns = list(self.names.all)
@@ -626,7 +621,7 @@ class OutputReader:
             else:
                 counts.rows += batch.num_rows
                 names = pa.repeat(pa.scalar(written_by or None, pa.string()), batch.num_rows)
-            found = origins.of_rows(batch)
+            found = origins.read_rows(batch)
             counts.count(found)
             self._note_newest(counts, found, names.dictionary_encode())
 
@@ -638,13 +633,13 @@ def _batch_places(written_by: Any) -> list[tuple[int, int] | None]:
 
 
 def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetRange, int]]:
-    """Yield what a read_committed reader sees of a topic, by partition, and how much waits after it."""
+    """Yield the readable range of a topic for read_committed, by partition, and the waiting offsets."""
     with KafkaAdmin(connection) as admin:
         found = admin.topics([topic])
         if topic not in found:
             raise make_unknown_topic_error(topic, connection.servers)
         places = [(topic, partition) for partition in range(found[topic].partitions)]
-        # This order matters: what is appended in between waits for nobody.
+        # This order matters: records appended in between are not held back by a transaction.
         ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
         first, last = admin.beginning_offsets(places), admin.end_offsets(places, Isolation.READ_COMMITTED)
     for place in places:
@@ -652,8 +647,8 @@ def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetR
         yield seen, max(0, ends[place] - seen.end)
 
 
-def without_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Leave out the barrier records, which have no value."""
+def drop_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Drop barrier records, which have no value."""
     if not batch.column("value").null_count:
         return batch
     return batch.filter(pc.is_null(header_column(batch.column("headers"), BARRIER_HEADER)))

@@ -1,4 +1,4 @@
 """The package that touches py4j and Spark's internals.
 
-Everything else asks these functions; what they find missing becomes one clear error here.
+All other packages call these functions, which turn missing internals into clear errors.
 """

@@ -1,4 +1,4 @@
-"""Spark's accumulator that carries what tasks of one start of a query say beside their rows."""
+"""A Spark accumulator with what the tasks of one query start report besides their rows."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class NoTallies:
-    """Carries nothing: where there is no Spark."""
+    """The null object, for engines without Spark."""
 
     def begin(self) -> None: ...
 
-    def taken(self) -> AccumulatorValues:
+    def collect(self) -> AccumulatorValues:
         return {}
 
     def bases(self) -> tuple[str, ...]:
@@ -39,9 +39,9 @@ NO_TALLIES = NoTallies()
 
 
 class TaskTallies(NoTallies):
-    """Made for each start of a query, so that tasks of an earlier one reach nobody."""
+    """The accumulator of one query start; reports of earlier starts' tasks are lost."""
 
-    # Spark's own thread puts in what a task sends before the job that waits for the task is done.
+    # Spark's thread adds a task's report before the Spark job of the task ends.
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext
@@ -51,14 +51,14 @@ class TaskTallies(NoTallies):
         self._carrier.value = Tally()
         self._context.setLocalProperty(ACCUMULATORS_PROPERTY, str(self._carrier.aid))
 
-    def taken(self) -> AccumulatorValues:
-        """Return what tasks have added since :meth:`begin`, by name."""
+    def collect(self) -> AccumulatorValues:
+        """Return the accumulator values that tasks have added since :meth:`begin`, by name."""
         try:
             return sum_counts(self._carrier.value)
         except ValueError as error:
             raise UserFunctionError(
                 str(error),
-                why="what functions add under one name is one number of the job",
+                why="a job has one accumulator per name",
                 what_to_do="give one of them another name",
             ) from None
 
@@ -67,5 +67,5 @@ class TaskTallies(NoTallies):
         return tuple(sorted(self._carrier.value.bases))
 
     def metrics(self) -> UserMetrics:
-        """Return what functions have measured in tasks since :meth:`begin`, by uid and name."""
+        """Return the metrics that functions have reported since :meth:`begin`, by uid and name."""
         return merge_metrics(self._carrier.value)

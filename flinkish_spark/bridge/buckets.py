@@ -1,4 +1,4 @@
-"""A job directory in a bucket, as Spark and its executors see it."""
+"""Checks of a job directory in a bucket from Spark and its executors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.bridge.session import asked_of_executors, jvm
+from flinkish_spark.bridge.session import ask_executors, jvm
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.foreign_errors import describe_error
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from flinkish_spark.core.store_spec import StoreSpec
 
-#: Below the job directory, for a moment.
+#: A temporary key below the job directory.
 _PROBES = ".probes"
 _HADOOP_AWS = "hadoop-aws, in the version of Spark's hadoop-client, and the AWS SDK for it"
 _PACKAGES = {
@@ -40,7 +40,7 @@ def _probe(store: Store) -> Iterator[str]:
 
 
 def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[str, str]]) -> None:
-    """Copy objects within a store, whose bytes come through whoever asks for it (HDFS): on all executors."""
+    """Copy objects within a store without server-side copies (HDFS), in tasks on all executors."""
     text = place.to_text()
 
     def copy(some: Iterable[tuple[str, str]]) -> None:
@@ -58,12 +58,12 @@ def copy_in_tasks(spark: SparkSession, place: StoreSpec, names: Sequence[tuple[s
         raise StoreError(
             f"cannot copy {len(names)} files of {place.url} in tasks",
             why=describe_error(error),
-            what_to_do="see what the executors say: they read and write these files as the driver does",
+            what_to_do="see the executors' errors: they read and write these files as the driver does",
         ) from error
 
 
 def pass_on(spark: SparkSession, place: StoreSpec) -> None:
-    """Tell Hadoop of an S3 bucket what the options say, unless the session says it already."""
+    """Pass the options of an S3 bucket to Hadoop, unless the session has set them."""
     if not place.hadoop_url.startswith("s3a:"):
         return
     bucket = place.hadoop_url.removeprefix("s3a://").partition("/")[0]
@@ -92,7 +92,7 @@ def _s3a_settings(place: StoreSpec) -> dict[str, str]:
 
 
 def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Spark, which reaches it by Hadoop, does not see as this process does."""
+    """Refuse a bucket that Spark, through Hadoop, does not see as this process does."""
     pass_on(spark, place)
     url = place.hadoop_url
     with _probe(store) as key:
@@ -126,8 +126,8 @@ def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
 
 
 def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -> None:
-    """Refuse a bucket that Python in tasks does not reach as this process does."""
-    # Also where tasks run in the driver's JVM: their Python has the environment that it was started with.
+    """Refuse a bucket that Python in tasks does not see as this process does."""
+    # Needed even if tasks run in the driver's JVM: their Python may have another environment.
     text = place.to_text()
 
     def why_blind(_: Iterable[int]) -> Iterable[str]:
@@ -142,7 +142,7 @@ def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -
         return []
 
     with _probe(store) as key:
-        blind = sorted(set(asked_of_executors(spark, why_blind)))
+        blind = sorted(set(ask_executors(spark, why_blind)))
     if blind:
         is_hdfs = place.url.startswith("hdfs:")
         given = (

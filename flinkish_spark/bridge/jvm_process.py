@@ -1,4 +1,4 @@
-"""The process of the driver's JVM, where this process started it."""
+"""The process of the driver's JVM, if this process started it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pyspark.sql import SparkSession
 
 from flinkish_spark.core.forks import close_in_children
 
-#: How long a JVM whose connections are gone may take until it has ended.
+#: Time limit for the end of a JVM whose connections are gone.
 _ENDING_S = 1
 
 
 def exit_code_of_jvm() -> int | None:
-    """Return the exit code of the JVM that this process started, a signal below zero; None where it lives."""
+    """Return the exit code of the JVM that this process started, negative for a signal; None if it lives."""
     process = getattr(SparkContext._gateway, "proc", None)
     if process is None:
         return None

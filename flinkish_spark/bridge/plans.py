@@ -1,4 +1,4 @@
-"""Plans of Spark's: which sources and operators are in them, and what a DataFrame function does to rows."""
+"""Analysis of Spark's plans: their sources and operators, and the effect of a DataFrame function on rows."""
 
 from __future__ import annotations
 
@@ -35,27 +35,26 @@ from flinkish_spark.types.expressions import (
     Remainder,
 )
 
-# Spark's logs have no names. A frame that gets an alias keeps it in its analysed plan, which is where names
-# of ours are put and found again.
+# Spark's logs have no names. Our names are stored as aliases of frames, which stay in the analysed plan.
 
 
 _PREFIX = "flinkish"
-#: Between a chain and the name of an input; no uid has it.
+#: Separates a chain from the name of an input; not allowed in uids.
 _OF = "="
 _RECORDS = f"{_PREFIX}:source"
 _SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation")
 _STATEFUL = "FlatMapGroupsInPandasWithState"
 
 
-def named_chain(frame: DataFrame, chain: Chain) -> DataFrame:
-    """Return `frame` as the end of a chain; expressions that name a column by an older alias come before."""
+def name_chain(frame: DataFrame, chain: Chain) -> DataFrame:
+    """Mark `frame` as the end of a chain; later expressions cannot use older aliases of columns."""
     return frame.alias(f"{_PREFIX}:chain:{chain.name}")
 
 
-def named_scan(
+def name_scan(
     frame: DataFrame, role: ScanRole, uid: str = "", inputs: Sequence[tuple[str, str]] = ()
 ) -> DataFrame:
-    """Return `frame` so that the sources in its plan are known by that role and uid."""
+    """Mark the sources in the plan of `frame` with a role and uid."""
     parts = [_PREFIX, role.value, uid]
     if inputs:
         parts.append(",".join(dict.fromkeys(chain for chain, _ in inputs)))
@@ -64,21 +63,21 @@ def named_scan(
     return frame.alias(":".join(parts))
 
 
-def named_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]]) -> DataFrame:
-    """Return the records of a source, so that its columns are known as such.
+def name_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]]) -> DataFrame:
+    """Mark `frame` as the records of a source.
 
-    Of a column that a worker has made of others in the source's pass, `made_of` has the names of these.
+    For a column that a worker has computed in the source's pass, `made_of` has the names of its inputs.
     """
     return frame.alias(f"{_RECORDS}{json.dumps(made_of)}" if made_of else _RECORDS)
 
 
-def named_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
-    """Return `frame` so that the keyed operators right below, of the same tasks, are known by their uids."""
+def name_operators(frame: DataFrame, uids: Sequence[str]) -> DataFrame:
+    """Mark the keyed operators directly below `frame`, which share tasks, with their uids."""
     return frame.alias(f"{_PREFIX}:operator:{','.join(uids)}")
 
 
 def layout_of(frame: DataFrame) -> PlanLayout:
-    """Return the sources and operators of a plan of ours, in Spark's order."""
+    """Return the sources and operators of one of our plans, in Spark's order."""
     scans: list[Scan] = []
     inputs: list[ScannedInput] = []
     operators: list[tuple[OperatorInstance, ...]] = []
@@ -95,7 +94,7 @@ def _collect(
     inputs: list[ScannedInput],
     operators: list[tuple[OperatorInstance, ...]],
 ) -> None:
-    """Walk from the top down and from left to right, as Spark does where it numbers them."""
+    """Walk the plan in Spark's numbering order: top down, from left to right."""
     kind = node.getClass().getSimpleName()
     if kind == "SubqueryAlias":
         parts = node.alias().split(":")
@@ -103,32 +102,32 @@ def _collect(
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
             names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
     elif kind == _STATEFUL:
-        uids, chain = _known(names, "operator").split(","), _known(names, "chain")
+        uids, chain = _require_name(names, "operator").split(","), _require_name(names, "chain")
         operators.append(tuple(OperatorInstance(uid, chain if len(uids) == 1 else uid) for uid in uids))
     elif kind in _SOURCES:
-        role, uid, *chains = _known(names, "scan").split(":")
+        role, uid, *chains = _require_name(names, "scan").split(":")
         inputs += [ScannedInput(len(scans), *one.split(_OF)) for one in chains[1:]]
-        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _known(names, "chain")))
+        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _require_name(names, "chain")))
     children = node.children()
     for index in range(children.size()):
         _collect(children.apply(index), names, scans, inputs, operators)
 
 
-def _known(names: dict[str, str], what: str) -> str:
+def _require_name(names: dict[str, str], what: str) -> str:
     if what not in names:
         raise ValueError(f"the plan has a part without the name of its {what}")
     return names[what]
 
 
-#: What names of columns of ours begin with.
+#: Prefix of our column names.
 _OWN_COLUMNS = "_fs"
 _ROLES = frozenset(role.value for role in ScanRole)
 
 
 def origins_of(frame: DataFrame) -> Mapping[str, frozenset[tuple[str, str]]]:
-    """Return the uids and columns of scans that each column of a frame is computed from.
+    """Return, for each column of a frame, the uids and columns of the scans that it is computed from.
 
-    Columns that pass a function in Python, or state, have none. Takes many calls into the JVM.
+    Columns computed by Python functions or from state have none. Makes many calls into the JVM.
     """
     plan = frame._jdf.queryExecution().analyzed()
     known = _origins(plan, "")
@@ -155,7 +154,7 @@ def _origins(node: Any, scan: str) -> dict[int, frozenset[tuple[str, str]]]:
     elif kind == "Project":
         for one in _each(node.projectList()):
             if _kind(one) == "Alias":
-                used = [known.get(each.exprId().id(), frozenset()) for each in _needed(one.child())]
+                used = [known.get(each.exprId().id(), frozenset()) for each in _find_attributes(one.child())]
                 known[one.exprId().id()] = frozenset().union(*used)
     elif kind == "Union":
         outputs = [list(_each(child.output())) for child in children]
@@ -166,23 +165,23 @@ def _origins(node: Any, scan: str) -> dict[int, frozenset[tuple[str, str]]]:
     return known
 
 
-def _needed(expression: Any) -> Iterator[Any]:
+def _find_attributes(expression: Any) -> Iterator[Any]:
     if _kind(expression) == "AttributeReference":
         yield expression
         return
     for child in _each(expression.children()):
-        yield from _needed(child)
+        yield from _find_attributes(child)
 
 
-# A function of the user's gives a DataFrame, and not what it did. Spark's analysed plan of that has one
-# node for each step. Where all of them are projections and filters, they are found here as columns and
-# conditions that name what they need, to be used on any other frame with such columns.
+# A user's DataFrame function returns only a frame, but Spark's analysed plan has a node for each of its
+# steps. If all of them are projections and filters, this code returns them as columns and conditions by name,
+# which can be applied to any frame with the same columns.
 
 
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions"
 _ATTRIBUTE = f"{_EXPRESSIONS}.AttributeReference"
 _OF_PYTHON = "a function in Python"
-#: What computes a value from more than a row's own columns, and what a user calls it.
+#: Expressions that read more than a row's own columns, with the users' words for them.
 _NOT_OF_A_ROW = {
     f"{_EXPRESSIONS}.PythonFuncExpression": _OF_PYTHON,
     f"{_EXPRESSIONS}.PlanExpression": "a subquery",
@@ -190,7 +189,7 @@ _NOT_OF_A_ROW = {
     f"{_EXPRESSIONS}.WindowExpression": "a window",
     f"{_EXPRESSIONS}.aggregate.AggregateFunction": "an aggregate",
 }
-#: Nodes of a plan that look at more than one row, or make another number of them, and what a user calls them.
+#: Plan nodes that read more than one row, or change the number of rows, with the users' words for them.
 _CALLS = {
     "Aggregate": "an aggregate (groupBy, agg)",
     "CollectMetrics": "observe()",
@@ -219,12 +218,12 @@ _CALLS = {
 
 @dataclass(frozen=True)
 class NotRowByRow:
-    #: As a user calls it.
+    #: The user's word for it.
     what: str
 
 
 @dataclass(frozen=True)
-class Computed:
+class ComputedColumn:
     name: str
     value: Column
     #: The same over Arrow columns; None where that may be another value.
@@ -232,15 +231,15 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Computing:
-    """Columns that are computed at the same time, and stand beside those that are there."""
+class Projection:
+    """Columns that are computed together and added to the existing ones."""
 
-    columns: tuple[Computed, ...]
+    columns: tuple[ComputedColumn, ...]
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """Rows that are kept."""
+class RowFilter:
+    """A filter."""
 
     condition: Column
     #: The same over Arrow columns; None where that may be another value.
@@ -249,33 +248,33 @@ class Keeping:
 
 @dataclass(frozen=True)
 class RowPlan:
-    #: One behind the other. Their columns are unresolved: they name those of the frame, or earlier ones.
-    steps: tuple[Computing | Keeping, ...]
-    #: Column with each field that comes out, in order.
+    #: The steps in order. Their columns are unresolved: they name columns of the frame, or of earlier steps.
+    steps: tuple[Projection | RowFilter, ...]
+    #: The column of each output field, in order.
     outputs: tuple[str, ...]
 
 
 def row_plan(given: DataFrame, made: DataFrame, names: tuple[str, ...], prefix: str) -> RowPlan | NotRowByRow:
-    """Return what was done to each row of `given`, so that it became `made`."""
+    """Return the row-wise steps that made `made` from `given`."""
     if getattr(given, "_jdf", None) is None:
         return NotRowByRow("something that is not known: the session has no JVM of its own")
     try:
         beginning, end = (frame._jdf.queryExecution().analyzed() for frame in (given, made))
         ids = [one.exprId().id() for one in _each(beginning.output())]
-        reading = _Reading(given.sparkSession, dict(zip(ids, names, strict=True)), prefix)
+        reading = _PlanReader(given.sparkSession, dict(zip(ids, names, strict=True)), prefix)
         return reading.of(end, beginning)
     except _NoSuchPlan as error:
         return NotRowByRow(error.what)
     except (Py4JError, TypeError) as error:
         if is_gateway_gone(error):
             raise
-        # Another version of Spark: its plans have other parts, or these other methods. A class that is not
-        # there is a package for py4j, which cannot be called.
+        # Another version of Spark may have other plan nodes or methods. A missing class is a package to py4j,
+        # which cannot be called.
         return NotRowByRow("something that is not known: this version of Spark has other plans")
 
 
 def calls_python(given: DataFrame, value: Column) -> bool:
-    """Return if a column calls a function of Python: Spark does so for all rows, under any condition."""
+    """Return True if a column calls a Python function, which Spark does for all rows, under any condition."""
     names = tuple(f"c{at}" for at in range(len(given.columns)))
     return row_plan(given, given.select(value.alias("value")), names, "made") == NotRowByRow(_OF_PYTHON)
 
@@ -286,13 +285,13 @@ class _NoSuchPlan(Exception):
         self.what = what
 
 
-class _Reading:
-    """Goes through one plan."""
+class _PlanReader:
+    """The analysis of one plan."""
 
     def __init__(self, session: Any, known: dict[int, str], prefix: str) -> None:
         self._session, self._known = session, known
         jvm = session._jvm
-        # Python asks the JVM for each part of such a name, each time.
+        # Cached, since py4j asks the JVM for each part of such a name.
         self._attributes = jvm.org.apache.spark.sql.catalyst.analysis.UnresolvedAttribute
         self._is_attribute = jvm.java.lang.Class.forName(_ATTRIBUTE).isInstance
         self._to_seq = jvm.org.apache.spark.api.python.PythonUtils.toSeq
@@ -301,20 +300,20 @@ class _Reading:
         self._kinds = {jvm.java.lang.Class.forName(name): what for name, what in _NOT_OF_A_ROW.items()}
 
     def of(self, plan: Any, beginning: Any) -> RowPlan:
-        """Return what a plan does, from the node that it begins with up."""
-        steps: list[Computing | Keeping] = []
+        """Return the steps of a plan, from its first node up."""
+        steps: list[Projection | RowFilter] = []
         for kind, node in reversed(list(_nodes(plan, beginning))):
             if kind == "Project":
-                columns = self._projected(node)
+                columns = self._add_projection(node)
                 if columns:
-                    steps.append(Computing(columns))
+                    steps.append(Projection(columns))
             elif kind == "Filter":
                 condition = node.condition()
-                steps.append(Keeping(self._column(condition), self._in_arrow(condition)))
+                steps.append(RowFilter(self._column(condition), self._try_arrow(condition)))
         return RowPlan(tuple(steps), tuple(self._name_of(one) for one in _each(plan.output())))
 
-    def _projected(self, node: Any) -> tuple[Computed, ...]:
-        """Note what columns are called, and return those that are new."""
+    def _add_projection(self, node: Any) -> tuple[ComputedColumn, ...]:
+        """Record the names of columns, and return the new columns."""
         found = []
         for one in _each(node.projectList()):
             if one.exprId().id() in self._known:
@@ -325,18 +324,18 @@ class _Reading:
             if _kind(child) == "AttributeReference":
                 self._known[own] = self._name_of(child)
             else:
-                value, in_arrow = self._column(child), self._in_arrow(child)
+                value, in_arrow = self._column(child), self._try_arrow(child)
                 self._known[own] = next(self._names)
-                found.append(Computed(self._known[own], value, in_arrow))
+                found.append(ComputedColumn(self._known[own], value, in_arrow))
         return tuple(found)
 
     def _column(self, expression: Any) -> Column:
         from pyspark.sql.classic.column import Column as ClassicColumn
 
-        return ClassicColumn(self._to_column(self._unresolved(expression)))
+        return ClassicColumn(self._to_column(self._unresolve(expression)))
 
-    def _unresolved(self, expression: Any) -> Any:
-        """Return an expression with names in the place of attributes."""
+    def _unresolve(self, expression: Any) -> Any:
+        """Replace the attributes of an expression by names."""
         if expression.foldable():
             return expression
         if self._is_attribute(expression):
@@ -349,48 +348,48 @@ class _Reading:
             raise _NoSuchPlan(f"{expression.prettyName()}(), which is another value each time")
         if not children:
             return expression
-        changed = [self._unresolved(child) for child in children]
+        changed = [self._unresolve(child) for child in children]
         return expression.withNewChildren(self._to_seq(changed))
 
-    def _in_arrow(self, expression: Any) -> Expression | None:
-        """Return an expression over Arrow columns; None if there is none that is the same."""
+    def _try_arrow(self, expression: Any) -> Expression | None:
+        """Translate an expression to one over Arrow columns; None if no equal one exists."""
         try:
-            return self._over_arrow(expression)
+            return self._to_arrow(expression)
         except _NotInArrow:
             return None
         except Py4JError as error:
             if is_gateway_gone(error):
                 raise
-            # Another version of Spark: its expressions have other parts.
+            # Another version of Spark may have other parts of expressions.
             return None
 
-    def _over_arrow(self, expression: Any) -> Expression:
+    def _to_arrow(self, expression: Any) -> Expression:
         if self._is_attribute(expression):
             return ColumnReference(self._name_of(expression))
         kind, children = _kind(expression), list(_each(expression.children()))
         if kind in ("Literal", "Cast"):
             return _constant(expression)
         if kind == "GetStructField":
-            return FieldOf(self._over_arrow(children[0]), expression.ordinal())
+            return FieldOf(self._to_arrow(children[0]), expression.ordinal())
         if kind == "Between":
-            return self._over_arrow(expression.replacement())
+            return self._to_arrow(expression.replacement())
         if kind in ("CaseWhen", "If"):
             return self._choice(expression, children)
         if kind == "Remainder":
             return self._remainder(children)
         if kind == "DateFormatClass":
-            return self._formatted(expression, children)
+            return self._format_date(expression, children)
         function = _CALLS_OF_ARROW.get(kind)
         if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
             raise _NotInArrow
         if function == "coalesce" and len({one.dataType().json() for one in children}) > 1:
             # Spark takes values that differ in what may be null within them, and Arrow does not.
             raise _NotInArrow
-        return Call(function, tuple(map(self._over_arrow, children)))
+        return Call(function, tuple(map(self._to_arrow, children)))
 
     def _choice(self, expression: Any, children: Sequence[Any]) -> Expression:
-        """Return CASE WHEN: conditions and values in turn, and at an odd place the value of all others."""
-        known, parts = _type_of(expression), [self._over_arrow(one) for one in children]
+        """Translate CASE WHEN; `children` are conditions and values in turn, and perhaps the ELSE value."""
+        known, parts = _type_of(expression), [self._to_arrow(one) for one in children]
         pairs = list(zip(parts[::2], parts[1::2], strict=False))
         values = [*children[1::2], *children[2 * len(pairs) :]]
         # Spark takes values that differ in what may be null within them, and Arrow does not.
@@ -399,14 +398,14 @@ class _Reading:
         return Choice(tuple(pairs), parts[-1] if len(parts) % 2 else Constant(None, known))
 
     def _remainder(self, children: Sequence[Any]) -> Expression:
-        number, divisor = map(self._over_arrow, children)
+        number, divisor = map(self._to_arrow, children)
         kinds = [_type_of(one) for one in children]
         is_whole = kinds[0] == kinds[1] and isinstance(kinds[0], T.IntegerType | T.LongType)
         if not is_whole or not isinstance(divisor, Constant) or divisor.value in (None, 0, -1):
             raise _NotInArrow
         return Remainder(number, divisor)
 
-    def _formatted(self, expression: Any, children: Sequence[Any]) -> Expression:
+    def _format_date(self, expression: Any, children: Sequence[Any]) -> Expression:
         time, pattern = children
         zone = expression.timeZoneId()
         is_utc = zone.isDefined() and zone.get() in _UTC
@@ -416,11 +415,11 @@ class _Reading:
         parts = tuple(found.group() for found in _PARTS_OF_DAY.finditer(text))
         if not text or "".join(parts) != text or any(parts.count(one) > 1 for one in DATE_LETTERS):
             raise _NotInArrow
-        # Java's older formatter has another calendar.
+        # Java's legacy formatter has another calendar.
         policy = str(self._session.conf.get("spark.sql.legacy.timeParserPolicy"))
         if policy.strip().upper() not in ("CORRECTED", "EXCEPTION"):
             raise _NotInArrow
-        return FormattedDay(self._over_arrow(time), parts)
+        return FormattedDay(self._to_arrow(time), parts)
 
     def _name_of(self, attribute: Any) -> str:
         name = self._known.get(attribute.exprId().id())
@@ -434,7 +433,7 @@ class _NotInArrow(Exception):
 
 
 _UTC = frozenset({"UTC", "Etc/UTC", "Z", "GMT"})
-#: The parts of a day's format that Arrow's expressions know.
+#: The parts of a date format that Arrow expressions support.
 _PARTS_OF_DAY = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(DATE_LETTERS)})(?![A-Za-z])|[-/. :_]+")
 _EQUAL = "EqualTo"
 _COMPARISONS: Mapping[str, str] = {
@@ -444,7 +443,7 @@ _COMPARISONS: Mapping[str, str] = {
     "LessThan": "less",
     "LessThanOrEqual": "less_equal",
 }
-#: By the class of an expression, the function of Arrow's that has the same value.
+#: The equivalent Arrow function by class of Spark's expression.
 _CALLS_OF_ARROW: Mapping[str, str] = {
     **_COMPARISONS,
     "And": "and_kleene",
@@ -467,7 +466,7 @@ def _compares_alike(kind: str, value: Any) -> bool:
 
 
 def _constant(expression: Any) -> Constant:
-    """Return a literal, or a whole number that Spark has made wider; no other value is the same for ever."""
+    """Translate a literal, or an integer literal that Spark has widened; other values may change."""
     kind, literal = _type_of(expression), expression
     if _kind(expression) == "Cast":
         literal = expression.child()
@@ -485,7 +484,7 @@ def _constant(expression: Any) -> Constant:
 
 
 def _nodes(plan: Any, beginning: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the nodes of a plan from its root to where it begins, with the names of their classes."""
+    """Yield the nodes of a plan from its root to its first node, with their class names."""
     while not plan.equals(beginning):
         kind, children = _kind(plan), plan.children()
         if kind not in ("Project", "Filter", "SubqueryAlias"):
@@ -504,7 +503,7 @@ def _kind(found: Any) -> str:
 
 
 class Selection:
-    """Columns to select from every DataFrame that has them."""
+    """Columns to select from any DataFrame that has them."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = tuple(columns)

@@ -22,30 +22,30 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-#: Spark's name of a thread that runs a task.
+#: Prefix of Spark's task threads.
 _TASK = re.compile(r"Executor task launch worker for task [\w.]+ in stage (\d+)\.\d+ \(TID \d+\)")
-#: Jobs of a query that may still have tasks: those of its last micro-batch are the newest.
+#: Number of the newest Spark jobs of a query that may still have tasks.
 _NEWEST_JOBS = 20
-#: Of a stack, the innermost frames that are told.
+#: Number of the innermost frames of a stack in messages.
 _MOST_FRAMES = 12
 _KILLED_S = 10
-#: Of a query, in threads of ours.
+#: Number of a query's jobs in our threads.
 _MOST_JOBS = 8
-#: The local property with the group of jobs, which is that of a query's run.
+#: Spark's local property with the job group, which is the run id of the query.
 _GROUP = "spark.jobGroup.id"
-#: Set in each driver of Databricks, whose JVM belongs to all notebooks of its cluster.
+#: Set in every driver on Databricks, whose JVM is shared by all notebooks of the cluster.
 _ON_DATABRICKS = "DATABRICKS_RUNTIME_VERSION"
 
 
 class QueryThreads:
-    """The thread of a query, and those of its tasks where they run in this JVM."""
+    """The thread of a query, and the threads of its tasks that run in this JVM."""
 
     def __init__(self, spark: SparkSession, run_id: str) -> None:
         self._spark, self._run_id = spark, run_id
         self._has_tasks = runs_tasks_itself(spark)
 
     def tasks(self) -> tuple[str, ...]:
-        """Return the names of task threads that have not ended; on a cluster none is seen."""
+        """Return the names of task threads that have not ended; empty on a cluster."""
         if not self._has_tasks:
             return ()
         alive = str(jvm(self._spark).java.lang.Thread.getAllStackTraces().keySet().toString())
@@ -81,24 +81,26 @@ class QueryThreads:
 
 
 class JobThreads:
-    """Runs jobs of one query beside each other: in the thread that calls, and in daemons of its own."""
+    """Runs Spark jobs of one query in parallel: in the calling thread, and in daemon threads."""
 
-    # The others have the caller's session, group of jobs, micro-batch and description; `QueryThreads`
-    # finds them by their names in the JVM.
+    # The daemons have the caller's session, job group, micro-batch and description; `QueryThreads` finds them
+    # by their names in the JVM.
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
     def __call__(self, works: Sequence[Callable[[], R]]) -> list[R]:
         context = self._spark.sparkContext
-        # Without a thread in the JVM for each one in Python nobody knows whose properties are set.
+        # Without pinned threads (one in the JVM for each in Python) local properties would be mixed up.
         if len(works) < 2 or not isinstance(context._gateway, ClientServer):
             return [work() for work in works]
         ends: list[Future[R]] = [Future() for _ in works]
         waiting = deque(zip(works, ends, strict=True))
         properties, session = context._jsc.sc().getLocalProperties(), self._sessions.getActiveSession()
         threads = [
-            threading.Thread(target=self._in_thread, args=(properties.clone(), session, waiting), daemon=True)
+            threading.Thread(
+                target=self._run_in_thread, args=(properties.clone(), session, waiting), daemon=True
+            )
             for _ in range(min(len(works), _MOST_JOBS) - 1)
         ]
         for thread in threads:
@@ -108,7 +110,7 @@ class JobThreads:
             thread.join()
         return [end.result() for end in ends]
 
-    def _in_thread(self, properties: Any, session: Any, waiting: _Waiting[R]) -> None:
+    def _run_in_thread(self, properties: Any, session: Any, waiting: _Waiting[R]) -> None:
         self._spark.sparkContext._jsc.sc().setLocalProperties(properties)
         name = f"flinkish-jobs [runId = {properties.getProperty(_GROUP, '')}]"
         jvm(self._spark).java.lang.Thread.currentThread().setName(name)
@@ -121,7 +123,7 @@ class JobThreads:
         return jvm(self._spark).org.apache.spark.sql.classic.SparkSession
 
 
-#: Works that nobody does yet, and what becomes of each.
+#: Waiting callables, and their results.
 _Waiting = deque[tuple[Callable[[], R], "Future[R]"]]
 
 
@@ -138,7 +140,7 @@ def _do(waiting: _Waiting[R]) -> None:
 
 
 def end_jvm(spark: SparkSession) -> bool:
-    """End the driver's JVM with all that runs in it, but not Databricks'; return whether that was done."""
+    """End the driver's JVM, except on Databricks; return True if it was ended."""
     if _ON_DATABRICKS in os.environ:
         return False
     process = getattr(SparkContext._gateway, "proc", None)
@@ -150,9 +152,9 @@ def end_jvm(spark: SparkSession) -> bool:
             return False
         return True
     try:
-        # Below spark-submit the JVM has started this process.
+        # With spark-submit the JVM has started this process.
         jvm(spark).java.lang.Runtime.getRuntime().halt(1)
     except (Py4JError, OSError):
-        # It answers no more.
+        # The JVM does not answer any more.
         return True
     return False

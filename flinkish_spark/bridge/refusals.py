@@ -1,4 +1,4 @@
-"""Refusals of this package within errors of Spark's: their sentence comes last, behind Spark's plan."""
+"""Errors of this package inside Spark's errors: their message is printed last, after Spark's plan."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-#: An error of ours that was raised in a Python process of Spark's.
+#: An error of ours that was raised in one of Spark's Python processes.
 _OURS = re.compile(r"^flinkish_spark(?:\.\w+)*\.\w+: (.+)$", re.MULTILINE)
 _SQLSTATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
-#: The roots of Spark's errors of a classic session, and of one of Spark Connect.
+#: The base classes of Spark's errors in a classic session, and in Spark Connect.
 _ROOTS = (
     ("pyspark.errors.exceptions.captured", "CapturedException"),
     ("pyspark.errors.exceptions.connect", "SparkConnectGrpcException"),
@@ -19,7 +19,7 @@ _ROOTS = (
 
 
 def say_refusals_last() -> None:
-    """Let the text of each of Spark's errors end with our refusal, if it holds one; may be repeated."""
+    """Make each of Spark's errors that contains our refusal end with it; may be called repeatedly."""
     for module, name in _ROOTS:
         root = getattr(sys.modules.get(module), name, None)
         if root is not None and not hasattr(root.__str__, "__wrapped__"):

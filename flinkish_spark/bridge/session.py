@@ -1,4 +1,4 @@
-"""The driver's session and its JVM: made, reached, warmed up."""
+"""The driver's session and its JVM: configuration, access, warm-up."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.jars import (
+    find_pinned,
+    find_pinned_jars,
     has_pinned_delta,
     is_delta,
     ivy_settings,
     log_settings,
-    pinned,
-    pinned_jars,
     running_minor,
     shim_jar,
     spark_home,
@@ -46,22 +46,22 @@ from flinkish_spark.protocol.errors import Chain
 LOG = logging.getLogger(__name__)
 
 
-#: Write a query's checkpoint files on a disk, or in a bucket; see their Javadoc.
+#: Classes that write a query's checkpoint files, on a disk or in a bucket; see their Javadoc.
 LOCAL_CHECKPOINT_FILES = "io.github.flinkishspark.shim.LocalCheckpointFiles"
 BUCKET_CHECKPOINT_FILES = "io.github.flinkishspark.shim.BucketCheckpointFiles"
-#: What to do where the session is one of Spark Connect.
+#: Advice for a session of Spark Connect.
 WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
     'format("flinkish-kafka") works here, as source and as sink'
 )
 
 
-#: PySpark turns the exceptions that it knows into its own; Delta's refusals are among them.
+#: PySpark converts the exceptions that it knows, including Delta's, into its own.
 FROM_THE_JVM = (Py4JJavaError, CapturedException, PySparkException)
 
 
 def jvm(spark: SparkSession) -> Any:
-    """Return the JVM view, or raise where there is none (Spark Connect)."""
+    """Return the JVM view; raise an error if there is none (Spark Connect)."""
     view = getattr(spark, "_jvm", None)
     if view is None:
         raise EnvironmentFault(
@@ -77,7 +77,7 @@ def refuse_connect(spark: SparkSession) -> None:
         jvm(spark)
 
 
-#: Spark's master as `flinkish run --target` has said it.
+#: Spark's master of `flinkish run --target`.
 TARGET_SETTING = "spark.flinkish.target"
 #: Set to "caught-up" by `flinkish run --until-caught-up`.
 UNTIL_SETTING = "spark.flinkish.until"
@@ -91,16 +91,16 @@ def is_until_caught_up(spark: SparkSession) -> bool:
 
 
 def refuse_other_target(spark: SparkSession) -> None:
-    """Raise ConfigError for a session elsewhere than `flinkish run` was told to run the program."""
+    """Raise ConfigError if the session's master differs from the target of `flinkish run`."""
     context: Any = getattr(spark, "sparkContext", None)
     target = None if context is None else context.getConf().get(TARGET_SETTING)
-    # Spark writes the URL of a Kubernetes in its own way.
+    # Spark normalizes the URL of a Kubernetes cluster.
     is_kubernetes = target is not None and target.startswith("k8s:") and context.master.startswith("k8s:")
     if target is None or target == context.master or is_kubernetes:
         return
     raise ConfigError(
         f"the program's session runs on {context.master}, and --target says {target}",
-        why="what a program gives to SparkSession.builder.master() wins over what it is started with",
+        why="SparkSession.builder.master() in a program overrides --target",
         what_to_do="take .master(...) out of the program; without `flinkish run` Spark's default is local[*]",
         master=context.master,
         target=target,
@@ -112,7 +112,7 @@ def session_time_zone(spark: SparkSession) -> str:
 
 
 def has_class(spark: SparkSession, name: str) -> bool:
-    """Return whether the driver's JVM has a class, and can load it."""
+    """Return True if the driver's JVM can load a class."""
     try:
         loader = jvm(spark).java.lang.Thread.currentThread().getContextClassLoader()
         jvm(spark).java.lang.Class.forName(name, False, loader)
@@ -126,7 +126,7 @@ def has_shim(spark: SparkSession) -> bool:
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
-    """Show these values of a job in Spark's metric system, and no others of it."""
+    """Set the values of a job in Spark's metric system, replacing all earlier ones."""
     jvm(spark).io.github.flinkishspark.shim.JobMetrics.show(job, json.dumps(dict(values)))
 
 
@@ -139,9 +139,9 @@ def has_avro(spark: SparkSession) -> bool:
 
 
 def has_delta_format(spark: SparkSession) -> bool:
-    """Say if ``format("delta")`` means something, whoever provides it."""
+    """Return True if ``format("delta")`` exists, whoever provides it."""
     if getattr(spark, "_jvm", None) is None:
-        # Nothing can be looked up; the first question about a table will tell.
+        # The lookup is not possible; the first access to a table will fail.
         return True
     try:
         sources = jvm(spark).org.apache.spark.sql.execution.datasources.DataSource
@@ -152,7 +152,7 @@ def has_delta_format(spark: SparkSession) -> bool:
 
 
 def default_file_system(spark: SparkSession) -> str:
-    """Return what a path without a scheme is below, to Hadoop."""
+    """Return Hadoop's default file system, for paths without a scheme."""
     found: str = (
         jvm(spark)
         .org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
@@ -166,12 +166,12 @@ def has_checkpoint_files(spark: SparkSession) -> bool:
 
 
 def calls_python(frame: DataFrame) -> bool:
-    """Return whether Spark calls functions of Python's for a frame that is made of rows of Spark's own."""
+    """Return True if Spark calls Python functions to compute a frame."""
     return "EvalPython" in str(frame._jdf.queryExecution().executedPlan().toString())
 
 
 def avro_schema_of(spark: SparkSession, fields: T.StructType, name: str, namespace: str) -> str:
-    """Return the Avro schema of records as Spark's own writer of files has it."""
+    """Return the Avro schema that Spark's file writer uses for records."""
     view = jvm(spark)
     kind = view.org.apache.spark.sql.types.DataType.fromJson(fields.json())
     return str(
@@ -181,7 +181,7 @@ def avro_schema_of(spark: SparkSession, fields: T.StructType, name: str, namespa
 
 @contextmanager
 def active_session(spark: SparkSession) -> Iterator[None]:
-    """Let a session's settings hold for what Spark does in this thread, which may have another or none."""
+    """Make a session the active one of this thread, so that Spark uses its settings."""
     sessions = jvm(spark).org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
     sessions.setActiveSession(spark._jsparkSession)
@@ -194,7 +194,7 @@ def active_session(spark: SparkSession) -> Iterator[None]:
             sessions.clearActiveSession()
 
 
-def in_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
+def move_to_session(frame: DataFrame, spark: SparkSession) -> DataFrame:
     datasets = jvm(spark).org.apache.spark.sql.classic.Dataset
     return DataFrame(datasets.ofRows(spark._jsparkSession, frame._jdf.logicalPlan()), spark)
 
@@ -205,7 +205,7 @@ def hold_stage_bars(spark: SparkSession) -> None:
         bars.get().finishAll()
 
 
-#: Who of Spark's logs the traces of failures that become errors of the job; named otherwise by some versions.
+#: Spark's loggers of failures that become errors of the job; names differ by version.
 _TRACERS = (
     "org.apache.spark.executor.Executor",
     "org.apache.spark.scheduler.TaskSetManager",
@@ -218,8 +218,8 @@ _TRACERS = (
 
 
 @contextmanager
-def without_traces(spark: SparkSession) -> Iterator[None]:
-    """Have the driver's Log4j leave out traces of failures; loggers that somebody has set up stay."""
+def suppress_traces(spark: SparkSession) -> Iterator[None]:
+    """Switch off the driver's loggers of failure traces, except loggers that the user has configured."""
     ours: list[str] = []
     with suppress(Py4JError, OSError, TypeError):
         log4j = jvm(spark).org.apache.logging.log4j
@@ -239,7 +239,7 @@ def without_traces(spark: SparkSession) -> Iterator[None]:
 
 
 def why_no_resources(spark: SparkSession, profile: ResourceProfile) -> str:
-    """Return why tasks cannot have resources of their own here, for people; empty if they can."""
+    """Return why stage-level resources are not supported here, in words; empty if they are."""
     known = profile._java_resource_profile
     if known is None:
         return "its profile was built before there was a session; build it again"
@@ -270,7 +270,7 @@ def streaming_sources(frame: DataFrame) -> list[str]:
 
 
 def streaming_options(frame: DataFrame) -> list[Mapping[str, str]]:
-    """Return the options of every streaming source in a DataFrame's plan; they may hold secrets."""
+    """Return the options of every streaming source in a DataFrame's plan; they may contain secrets."""
     found: list[Mapping[str, str]] = []
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         kind = node.getClass().getSimpleName()
@@ -285,13 +285,13 @@ def streaming_options(frame: DataFrame) -> list[Mapping[str, str]]:
 _KAFKA_STREAM = "org.apache.spark.sql.kafka010.KafkaMicroBatchStream"
 
 
-def asking_kafka_first(
+def ask_kafka_first(
     spark: SparkSession, writer: Callable[[DataFrame, int], None]
 ) -> Callable[[DataFrame, int], None]:
-    """Return `writer` for foreachBatch, with which Spark 4.1's Kafka source asks for newest offsets first."""
-    # A DataFrame of the user's may read by it. After a restart the first micro-batch is one that is logged
-    # already. That source then has not asked, and its report of how far behind it is ends the query with a
-    # NullPointerException (SPARK-55271, mended in 4.2).
+    """Wrap a foreachBatch writer so that Spark 4.1's Kafka source fetches the newest offsets first."""
+    # A user's DataFrame may read from that source. After a restart the first micro-batch is already logged.
+    # The source has not fetched the newest offsets then, and its metrics end the query with a
+    # NullPointerException (SPARK-55271, fixed in 4.2).
     if running_minor() != "4.1":
         return writer
     has_asked = False
@@ -301,12 +301,12 @@ def asking_kafka_first(
         if not has_asked:
             has_asked = True
             try:
-                # A frame has a session of its own, which knows no query.
+                # The frame has its own session, which has no queries.
                 _ask_kafka(spark)
             except Py4JError as error:
-                # A platform's Spark may be built otherwise; without it the query is started once more.
+                # Another build of Spark may have other internals; without this the query restarts once.
                 LOG.debug(
-                    "Kafka's sources could not be asked for the newest offsets: %s", describe_error(error)
+                    "the newest offsets of Kafka's sources could not be fetched: %s", describe_error(error)
                 )
         writer(frame, batch_id)
 
@@ -314,7 +314,7 @@ def asking_kafka_first(
 
 
 def _ask_kafka(spark: SparkSession) -> None:
-    """Let the Kafka sources of the query that this thread runs look up where their topics end."""
+    """Make the Kafka sources of this thread's query fetch the newest offsets of their topics."""
     query = spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
     everything = jvm(spark).org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
     sources = query.streamingQuery().sources()
@@ -323,7 +323,7 @@ def _ask_kafka(spark: SparkSession) -> None:
             source.latestOffset(source.deserializeOffset("{}"), everything)
 
 
-#: Plan nodes that keep state or a watermark of Spark's own, and what a user calls them.
+#: Plan nodes with Spark's own state or watermark, with the users' words for them.
 _STATEFUL = {
     "Aggregate": "an aggregate (groupBy/agg/distinct)",
     "Distinct": "distinct()",
@@ -340,12 +340,12 @@ _STATEFUL = {
 
 
 def stateful_parts(frame: DataFrame) -> list[str]:
-    """Return what in a streaming DataFrame keeps state or order of Spark's own."""
+    """Return the parts of a streaming DataFrame with Spark's own state or order."""
     found = []
     for node in _nodes(frame._jdf.queryExecution().analyzed()):
         kind = node.getClass().getSimpleName()
         if kind == "Sort" and not getattr(node, "global")():
-            # A task sorts its own rows of a micro-batch, and keeps nothing.
+            # A sort within a task keeps no state.
             continue
         if kind in _STATEFUL and node.isStreaming():
             found.append(_STATEFUL[kind])
@@ -354,11 +354,10 @@ def stateful_parts(frame: DataFrame) -> list[str]:
     return found
 
 
-# JARs are fixed when the JVM starts, so this has to happen before ``getOrCreate()``: a session that runs
-# already cannot be completed.
+# JARs are fixed when the JVM starts, so these functions must be called before ``getOrCreate()``.
 
 
-#: What makes ``format("delta")`` and SQL on Delta tables work.
+#: Settings for ``format("delta")`` and SQL on Delta tables.
 _DELTA_CONF = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -366,25 +365,25 @@ _DELTA_CONF = {
 
 
 def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
-    """Return the settings for Delta Lake, where there is a JAR of it for the running Spark."""
-    # Without one they would name a catalog that cannot be loaded, which breaks a session.
+    """Return the settings for Delta Lake, if there is a JAR for the running Spark."""
+    # Without the JAR the catalog cannot be loaded, and the session would fail.
     return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
 
 
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-#: Where Log4j looks for its settings.
+#: The environment variable with Log4j's configuration file.
 _LOG_VARIABLE = "LOG4J_CONFIGURATION_FILE"
-#: What Spark 4 runs on; up to 8 a version began with "1.".
+#: Java versions for Spark 4; up to 8 a version began with "1.".
 _LEAST_JAVA, _JAVA_VERSION = 17, re.compile(r'version "(?:1\.)?(\d+)')
 
-#: An executor ends with a task that does not end when it is cancelled; Flink's `task.cancellation.timeout`.
+#: Kills an executor if a cancelled task does not end; as Flink's `task.cancellation.timeout`.
 REAPING_CONF = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "180s"}
-#: Forks workers that have imported what they need.
+#: A daemon that forks Python workers after the imports that they need.
 PRELOADING_DAEMON = "flinkish_spark.worker.daemon"
 
 
 def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
-    """Return the Spark settings that this package needs, with these JARs beside the shim."""
+    """Return the Spark settings that this package needs, with the shim and these JARs."""
     own = list(jars)
     names = ",".join(str(jar) for jar in [shim_jar(), *own])
     return {**delta_conf(own), **REAPING_CONF, "spark.jars": names}
@@ -397,23 +396,23 @@ def configure_spark_with_jars(
     extra_jars: Iterable[str | Path] = (),
     class_archive: str | Path | None = None,
 ) -> SparkSession.Builder:
-    """Let a session builder use JARs that are on this machine; nothing is downloaded.
+    """Configure a session builder with JARs on this machine; nothing is downloaded.
 
-    Call it before ``getOrCreate()`` and before settings of yours that should win.
+    Call it before ``getOrCreate()`` and before your own settings, which override these.
 
     Parameters
     ----------
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs, as ``flinkish jars DIR`` puts them there.
+        A directory with the pinned JARs, written by ``flinkish jars DIR``.
     extra_jars
         JARs of your own.
     class_archive
-        A folder, made if missing, in which the driver's JVM keeps the classes that it has loaded (some
-        200 MB), for the next one on this machine: a start then takes some seconds less. Written when the
-        JVM ends, which takes some seconds more that once. None: nothing is kept. A setting of yours for
-        ``spark.driver.extraJavaOptions`` has to come before this call, and stays.
+        A folder, created if missing, for an archive of the classes loaded by the driver's JVM (about 200 MB),
+        which makes the next start on this machine some seconds faster. It is written when the JVM ends, which
+        takes some seconds once. None: no archive. Set your own ``spark.driver.extraJavaOptions`` before this
+        call; they are kept.
 
     Returns
     -------
@@ -423,7 +422,7 @@ def configure_spark_with_jars(
     Raises
     ------
     JarMissing
-        If a JAR is not there; the message says which and how to get it.
+        If a JAR is missing; the message tells which one and how to get it.
 
     Examples
     --------
@@ -431,7 +430,7 @@ def configure_spark_with_jars(
     >>> builder = SparkSession.builder.master("local[2,4]")
     >>> spark = configure_spark_with_jars(builder, "jars").getOrCreate()  # doctest: +SKIP
     """
-    jars = [*pinned_jars(directory), *extra_jars]
+    jars = [*find_pinned_jars(directory), *extra_jars]
     kept = {} if class_archive is None else _class_sharing(builder, Path(class_archive), jars)
     _log_quietly(builder)
     return builder.config(map={**spark_conf(jars), **kept})
@@ -440,7 +439,7 @@ def configure_spark_with_jars(
 def configure_spark_with_delta_jars(
     builder: SparkSession.Builder, directory: str | Path
 ) -> SparkSession.Builder:
-    """Let a session builder use Delta's JARs from this machine, and no other JAR.
+    """Configure a session builder with Delta's JARs on this machine, and no other JAR.
 
     A job that reads and writes Kafka needs neither Spark's Kafka connector nor the JAR of this package. A job
     without Delta needs no call at all.
@@ -450,7 +449,7 @@ def configure_spark_with_delta_jars(
     builder
         ``SparkSession.builder``, or what its methods returned.
     directory
-        Holds the pinned JARs of Delta, as ``flinkish jars DIR`` puts them there; others may be missing.
+        A directory with Delta's pinned JARs, written by ``flinkish jars DIR``; others may be missing.
 
     Returns
     -------
@@ -460,7 +459,7 @@ def configure_spark_with_delta_jars(
     Raises
     ------
     JarMissing
-        If a JAR is not there.
+        If a JAR is missing.
 
     Examples
     --------
@@ -469,7 +468,7 @@ def configure_spark_with_delta_jars(
     ...     SparkSession.builder.master("local[2,4]"), "jars"
     ... ).getOrCreate()
     """
-    jars = pinned_jars(directory, group="io.delta")
+    jars = find_pinned_jars(directory, group="io.delta")
     own_jars = ",".join(str(jar) for jar in jars)
     _log_quietly(builder)
     return builder.config(map={**delta_conf(jars), **REAPING_CONF, "spark.jars": own_jars})
@@ -478,7 +477,7 @@ def configure_spark_with_delta_jars(
 def configure_spark_with_packages(
     builder: SparkSession.Builder, *, extra_packages: Iterable[str] = ()
 ) -> SparkSession.Builder:
-    """Let a session builder download the pinned JARs with Spark's own resolver when the session starts.
+    """Configure a session builder to download the pinned JARs with Spark's resolver at the session's start.
 
     The counterpart of Delta's ``configure_spark_with_delta_pip``; it replaces that call. It brings its own
     resolver settings, so a site with a private mirror should use :func:`configure_spark_with_jars`.
@@ -500,7 +499,7 @@ def configure_spark_with_packages(
     Raises
     ------
     JarMissing
-        If the shim was not built; it is never downloaded.
+        If the shim was not built; it is not downloaded.
 
     Examples
     --------
@@ -513,7 +512,7 @@ def configure_spark_with_packages(
 
 
 def packages_conf(extra_packages: Iterable[str] = ()) -> dict[str, str]:
-    packages = [*pinned("spark"), *extra_packages]
+    packages = [*find_pinned("spark"), *extra_packages]
     return {
         **spark_conf([]),
         **delta_conf(packages),
@@ -527,8 +526,8 @@ def _log_quietly(builder: SparkSession.Builder) -> None:
 
 
 def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[str | Path]) -> dict[str, str]:
-    """Return the setting by which the JVM reads its classes from an archive, or writes it when it ends."""
-    # The name tells apart what an archive is good for; a changed class path the JVM finds out by itself.
+    """Return the JVM option that reads classes from an archive, or writes the archive at exit."""
+    # The name depends on what an archive is valid for; the JVM itself detects a changed class path.
     import pyspark
 
     java = _java()
@@ -539,13 +538,13 @@ def _class_sharing(builder: SparkSession.Builder, folder: Path, jars: Iterable[s
     archive = folder.resolve() / f"{name}.jsa"
     option = "SharedArchiveFile" if archive.exists() else "ArchiveClassesAtExit"
     given = str(builder._options.get(_JAVA_OPTIONS, ""))
-    # Without its remarks on classes that cannot be kept, and on archives that it cannot use.
+    # Without warnings about classes that cannot be archived, and about unusable archives.
     sharing = f'"-XX:{option}={archive}" -Xlog:cds=off -Xlog:cds+dynamic=off'
     return {_JAVA_OPTIONS: f"{given} {sharing}".strip()}
 
 
 def log_variables(java_options: str = "") -> dict[str, str]:
-    """Return the variable by which a JVM logs little, unless somebody has said how Spark logs."""
+    """Return the environment variable for quiet logging, unless the user has configured Spark's logging."""
     folders = [os.environ.get("SPARK_CONF_DIR", ""), str(spark_home() / "conf")]
     has_file = any(list(Path(folder).glob("log4j2.*")) for folder in folders if folder)
     if _LOG_VARIABLE in os.environ or "log4j" in java_options or has_file:
@@ -554,10 +553,10 @@ def log_variables(java_options: str = "") -> dict[str, str]:
 
 
 def check_java() -> None:
-    """Raise EnvironmentFault if Spark, which says only that its gateway exited, would find no good Java."""
+    """Raise EnvironmentFault if Java is missing or unsuitable; Spark says only that its gateway exited."""
     conf = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
     if os.environ.get("SPARK_REMOTE") or (conf / "spark-env.sh").exists():
-        # Java is elsewhere, or that script says where.
+        # Java is on another machine, or that script finds it.
         return
     install = f"install a JDK, {_LEAST_JAVA} or newer; let JAVA_HOME name its folder, or PATH its bin"
     java = _java()
@@ -583,20 +582,20 @@ def _java() -> str | None:
 
 
 _PYTHON = "spark.pyspark.python"
-#: In which it was done, or has begun.
+#: JVMs that are warmed up or warming up.
 _WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
 
 def scratch_folder(spark: SparkSession) -> Path:
-    """Return a new path among the temporary files of a session, which Spark deletes with it."""
+    """Return a new path among a session's temporary files, which Spark deletes with the session."""
     context: Any = getattr(spark, "_sc", None)
-    # A session without a JVM of its own is refused, but not here.
+    # A session without its own JVM is refused elsewhere.
     parent = tempfile.gettempdir() if context is None else context._temp_dir
     return Path(parent, f"flinkish-{uuid.uuid4().hex}")
 
 
 def runs_tasks_itself(spark: SparkSession) -> bool:
-    """Return whether tasks run in this session's own JVM, and so see what the driver sees."""
+    """Return True if tasks run in this session's JVM, and so see the driver's files."""
     if getattr(spark, "_jvm", None) is None:
         return False
     master = spark.sparkContext.master or ""
@@ -604,16 +603,17 @@ def runs_tasks_itself(spark: SparkSession) -> bool:
 
 
 def run_tasks_in_this_python(spark: SparkSession) -> None:
-    """Let tasks that run in this session's own JVM have this Python, unless somebody has named one."""
-    # Spark would take what is called python3: another one, where an environment is used and not activated.
+    """Make tasks in this session's JVM use this Python, unless the user has set one."""
+    # Spark would use `python3` from the path, which may be another one in an environment that is not
+    # activated.
     if "PYSPARK_PYTHON" in os.environ or not runs_tasks_itself(spark):
         return
     if spark.conf.get(_PYTHON, None) is None:
         spark.sparkContext.pythonExec = sys.executable
 
 
-def asked_of_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
-    """Return what a few tasks on each executor answer."""
+def ask_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
+    """Run a function in a few tasks on each executor; return the results."""
     tasks = 2 * spark.sparkContext.defaultParallelism
     return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
 
@@ -623,13 +623,13 @@ def nearest_folder(path: Path) -> Path:
 
 
 def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
-    """Return the hosts of executors whose tasks do not see what the driver puts into a folder."""
+    """Return the hosts of executors whose tasks do not see files that the driver writes into a folder."""
     there = nearest_folder(folder)
     marker = there / f".flinkish-{uuid.uuid4().hex}"
     try:
         marker.touch()
     except OSError as error:
-        LOG.debug("nobody was asked whether executors see %s: %s", there, error)
+        LOG.debug("it could not be checked whether executors see %s: %s", there, error)
         return []
     path = str(marker)
 
@@ -640,30 +640,30 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
         return [] if os.path.exists(path) else [socket.gethostname()]
 
     try:
-        return sorted(set(asked_of_executors(spark, blind)))
+        return sorted(set(ask_executors(spark, blind)))
     finally:
         marker.unlink(missing_ok=True)
 
 
 def preload_workers(spark: SparkSession) -> None:
-    """Let a local master fork workers that have imported what tasks need, unless a daemon is chosen."""
-    # Executors elsewhere may get this package with --py-files, which come too late for a daemon; so may
-    # the tasks of a local master.
+    """Make a local master fork workers after the imports that tasks need, unless a daemon is chosen."""
+    # Other executors, and even tasks of a local master, may get this package by --py-files, which is too late
+    # for a daemon.
     if runs_tasks_itself(spark) and _has_package(spark.sparkContext.pythonExec):
-        # Spark looks at it whenever it starts a task in Python.
+        # Spark reads the setting whenever it starts a Python task.
         conf = spark.sparkContext._jsc.sc().env().conf()
         conf.setIfMissing("spark.python.daemon.module", PRELOADING_DAEMON)
 
 
 @functools.cache
 def _has_package(python: str) -> bool:
-    """Return whether an interpreter finds this package without anything that Spark adds for a task."""
+    """Return True if an interpreter finds this package without the paths that Spark adds for tasks."""
     look = "import importlib.util as util; raise SystemExit(util.find_spec('flinkish_spark') is None)"
     return subprocess.run([python, "-c", look], check=False, stderr=subprocess.DEVNULL).returncode == 0
 
 
 def is_cold(spark: SparkSession) -> bool:
-    """Return whether this session's own JVM runs tasks and is not warmed up; the next call says no."""
+    """Return True, once per JVM, if tasks run in this session's JVM and it is not warmed up."""
     if not runs_tasks_itself(spark) or spark.sparkContext in _WARMED:
         return False
     _WARMED.add(spark.sparkContext)
@@ -671,17 +671,17 @@ def is_cold(spark: SparkSession) -> bool:
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Run a task in Python that does nothing, and load RocksDB; never raises."""
+    """Run an empty Python task, and load RocksDB; never raises."""
     try:
         with span("Python's workers to be started, beside the start"):
-            rows = spark.range(0, 1, 1, 1).mapInArrow(_unchanged, "id BIGINT")
+            rows = spark.range(0, 1, 1, 1).mapInArrow(_pass_through, "id BIGINT")
             rows._jdf.queryExecution().toRdd().count()
         with span("RocksDB to be loaded, beside the start"):
             jvm(spark).org.rocksdb.RocksDB.loadLibrary()
     except Exception as error:
-        # Whatever it is, the first micro-batch says it better.
+        # The first micro-batch reports the same error better.
         LOG.debug("warming up failed: %s", error)
 
 
-def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:
+def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
     return batches

@@ -1,9 +1,9 @@
-"""Files that a session ships to its executors: taken as they are at that moment, packed, sent by Spark.
+"""Files that a session ships to its executors: copied at the call, packed, and sent by Spark.
 
-Spark sends a file or an archive to each executor with the first task that it runs behind the call, also to
-executors that come later, and keeps it until the session ends. It takes a path once: what has changed under
-it is not sent again, and files of one name in two folders are one file to it. So what is shipped here is a
-copy, an archive whose name follows from its content, and is unpacked into a folder of that name.
+Spark sends a file or an archive to each executor, also to later ones, with the first task after the call, and
+keeps it until the session ends. It accepts a path once: changed content is not sent again, and files with the
+same name in two folders are one file to it. So we ship a copy: an archive named by its content, which is
+unpacked into a folder of that name.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from flinkish_spark.core.foreign_errors import describe_error
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: Names of ours in the folder of Spark's files.
+#: Prefix of our names in the folder of Spark's files.
 OWN_PREFIX = "flinkish-"
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _TARS = (".tar.gz", ".tgz", ".tar")
 _COPIED_AT_ONCE = 1 << 20
-#: Who finds a copy there may take it as sent.
+#: Copies in this folder are already sent.
 _SENDING = threading.Lock()
-#: What Python imports, by session and place: the folder that it was shipped as.
+#: Shipped folders on the Python path, by session and original path.
 _TAKEN: weakref.WeakKeyDictionary[Any, dict[str, str]] = weakref.WeakKeyDictionary()
-#: The same for the same content: a zip cannot say an earlier time.
+#: A constant time, so that equal content gives equal zips: the earliest that a zip can have.
 _LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 @contextmanager
 def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
-    """Yield the file or folder at a path or URL on the driver's disk; for the block, what is elsewhere."""
+    """Yield a local path for a path or URL; a remote file is downloaded for the duration of the block."""
     if not isinstance(place, str) or not place or "\0" in place:
         raise ConfigError(
             f"the path of {what} is {place!r:.200}",
@@ -64,11 +64,11 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     if scheme is not None and scheme[1].lower() != "file":
         target = _folder(spark) / uuid.uuid4().hex
         try:
-            yield _downloaded(spark, what, place, scheme[1].lower(), target)
+            yield _download(spark, what, place, scheme[1].lower(), target)
         finally:
             shutil.rmtree(target, ignore_errors=True)
         return
-    # Without `..`: the last part is the name that it keeps.
+    # Resolves `..`, since the last part becomes the name of the copy.
     path = Path(os.path.abspath(place if scheme is None else url2pathname(urlsplit(place).path)))
     if not os.path.exists(path):
         raise ConfigError(
@@ -87,7 +87,7 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     yield path
 
 
-def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: Path) -> Path:
+def _download(spark: SparkSession, what: str, url: str, scheme: str, target: Path) -> Path:
     if scheme in ("http", "https", "ftp"):
         raise ConfigError(
             f"{what} is at a URL of {scheme}",
@@ -97,10 +97,10 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
     if urlsplit(url).password is not None:
         raise ConfigError(
             f"the URL of {what} has a password in it",
-            why="URLs stand in logs",
+            why="URLs appear in logs",
             what_to_do="give Hadoop the login by its own settings (spark.hadoop.fs...)",
         )
-    # Hadoop's file system for S3 has another scheme.
+    # Hadoop's file system for S3 has the scheme s3a.
     place = f"s3a{url[2:]}" if scheme == "s3" else url
     hadoop: Any = jvm(spark).org.apache.hadoop.fs
     try:
@@ -108,7 +108,7 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
         system = path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
         is_there = system.exists(path)
         if is_there:
-            # The name stays what it was: programs look at endings.
+            # The name is kept, since programs look at suffixes.
             own = target / str(path.getName())
             target.mkdir(parents=True)
             system.copyToLocalFile(False, path, hadoop.Path(own.as_uri()), True)
@@ -131,11 +131,11 @@ def _downloaded(spark: SparkSession, what: str, url: str, scheme: str, target: P
 def ship_tree(
     spark: SparkSession, what: str, parts: Iterable[tuple[str, Path]], *, is_executable: bool = False
 ) -> str:
-    """Ship files and folders as they are now; return where tasks find them, below Spark's files."""
+    """Ship files and folders as they are now; return their path in tasks, relative to Spark's files."""
     folder = _folder(spark)
     unnamed = folder / f"{uuid.uuid4().hex}.tmp"
     try:
-        name = f"{OWN_PREFIX}{_packed(unnamed, _entries(parts), is_executable)}"
+        name = f"{OWN_PREFIX}{_pack(unnamed, _entries(parts), is_executable)}"
         archive = folder / f"{name}.zip"
         with _SENDING:
             if not archive.exists():
@@ -156,7 +156,7 @@ def ship_tree(
 
 
 def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> None:
-    """Ship an archive as it is; tasks find what is in it in a folder of that name, below Spark's files."""
+    """Ship an archive unchanged; tasks find its contents in a folder of that name among Spark's files."""
     suffix = _suffix_of(what, archive)
     is_tar = suffix == ".tar"
     name = f"{OWN_PREFIX}{_digest(archive)}{'.tar.gz' if is_tar else suffix}"
@@ -166,13 +166,13 @@ def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> 
             return
         raise ConfigError(
             f"the session has another archive '{target}'",
-            why="Spark keeps what it has shipped until the session ends, and would mix the two",
+            why="Spark keeps shipped files until the session ends, and would mix the two",
             what_to_do="give another target_dir, or start a new session",
             target_dir=target,
         )
     shipped = _folder(spark) / name
     if is_tar:
-        # Of a tar that is not compressed Spark loses who may execute what (SPARK-38632).
+        # Spark loses the execute permissions in an uncompressed tar (SPARK-38632).
         with archive.open("rb") as plain, gzip.open(shipped, "wb", compresslevel=1) as packed:
             shutil.copyfileobj(plain, packed, _COPIED_AT_ONCE)
     else:
@@ -192,33 +192,33 @@ def _send(spark: SparkSession, what: str, archive: Path, target: str) -> None:
 
 
 def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -> None:
-    """Let workers, and this process, import what lies in a shipped folder, in front of what is installed."""
+    """Put a shipped folder on the Python path of workers and this process, before installed packages."""
     context: Any = spark.sparkContext
     before = _TAKEN.setdefault(context, {}).setdefault(origin, name)
     if before != name:
         raise ConfigError(
             f"{what} has changed since this session added it",
             why="this process and its workers may have imported it as it was, and Python does so once",
-            what_to_do="start the program anew, in a notebook the kernel",
+            what_to_do="restart the program, or the notebook's kernel",
             path=origin,
         )
     if name not in context._python_includes:
-        # What Spark itself notes for `addPyFile`: names below its files that workers put on their path.
+        # Spark's own list for `addPyFile`: names among its files that workers put on their path.
         context._python_includes.append(name)
-        sys.path.insert(1, str(shipped_at(name)))
+        sys.path.insert(1, str(find_shipped(name)))
         importlib.invalidate_caches()
 
 
-def shipped_at(name: str) -> Path:
+def find_shipped(name: str) -> Path:
     return Path(SparkFiles.get(name))
 
 
 class _Unpackable(ValueError):
-    """Something in a folder that does not travel."""
+    """An entry of a folder that cannot be shipped."""
 
 
 def _folder(spark: SparkSession) -> Path:
-    """Return the folder of this session for copies, which Spark deletes with it."""
+    """Return this session's folder for copies, which Spark deletes with the session."""
     context: Any = spark.sparkContext
     folder = Path(context._temp_dir) / "flinkish-files"
     folder.mkdir(parents=True, exist_ok=True)
@@ -226,16 +226,16 @@ def _folder(spark: SparkSession) -> Path:
 
 
 def _entries(parts: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
-    """Yield names and places of all files and folders, in order; names of folders end with a slash."""
+    """Yield names and paths of all files and folders, in order; names of folders end with a slash."""
     for name, place in parts:
         _check_text(place)
         if place.is_dir():
-            yield from _walked(name, place, frozenset())
+            yield from _walk(name, place, frozenset())
         else:
             yield name, place
 
 
-def _walked(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
+def _walk(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
     real = folder.resolve()
     if real in above:
         raise _Unpackable(f"{folder} is a link to a folder in which it lies")
@@ -247,7 +247,7 @@ def _walked(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[s
             continue
         _check_text(child)
         if child.is_dir():
-            yield from _walked(f"{prefix}{child.name}", child, above | {real})
+            yield from _walk(f"{prefix}{child.name}", child, above | {real})
         elif child.is_file():
             yield f"{prefix}{child.name}", child
         else:
@@ -259,8 +259,8 @@ def _check_text(place: Path) -> None:
         raise _Unpackable(f"{str(place)!r} has a name that is no text")
 
 
-def _packed(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:
-    """Write a zip that is the same for the same content; return what stands for that."""
+def _pack(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:
+    """Write a zip that is equal for equal content; return its digest."""
     with zipfile.ZipFile(target, "w") as archive:
         for name, place in entries:
             info = zipfile.ZipInfo(name, _LONG_AGO)
@@ -287,14 +287,14 @@ def _suffix_of(what: str, archive: Path) -> str:
     try:
         if suffix == ".zip":
             with zipfile.ZipFile(archive) as opened:
-                why = _leaving(opened.namelist())
+                why = _why_outside(opened.namelist())
         elif suffix and archive.is_file():
             with tarfile.open(archive) as tar:
-                why = _leaving(member.name for member in tar)
+                why = _why_outside(member.name for member in tar)
         else:
             why = "it must be a file whose name ends with .zip, .tar, .tar.gz or .tgz"
     except (zipfile.BadZipFile, tarfile.TarError, OSError, EOFError) as error:
-        why = f"it cannot be read as what its name says: {error}"
+        why = f"its content does not fit its suffix: {error}"
     if why:
         raise ConfigError(
             f"{what} is no archive that Spark unpacks: {archive}",
@@ -305,7 +305,7 @@ def _suffix_of(what: str, archive: Path) -> str:
     return suffix
 
 
-def _leaving(names: Iterable[str]) -> str:
-    """Return why an archive would write outside of its folder; empty if it does not."""
+def _why_outside(names: Iterable[str]) -> str:
+    """Return why an archive would write outside its folder; empty if it does not."""
     found = next((name for name in names if name.startswith("/") or ".." in Path(name).parts), None)
     return "" if found is None else f"{found!r} in it lies outside of the folder that it is unpacked into"

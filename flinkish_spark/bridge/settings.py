@@ -1,9 +1,9 @@
-"""Settings of a session that a job borrows while its query starts, and that belong to somebody else.
+"""Settings of the user's session that a job changes while its query starts.
 
-Spark copies a session's settings into a query inside `start()`, and a query can be started in no other
-session than the one whose `streams` are to show it. So they have to stand in the user's session for that
-moment. Here is the one place that puts them there: one start after the other, and everybody of this package
-who asks meanwhile is told what the owner of the session has set.
+Spark copies a session's settings into a query inside `start()`, and a query must be started in the session
+whose `streams` will show it. So the settings must be in the user's session for that moment. Only this module
+puts them there, for one start at a time, and gives the user's own values to all readers in this package
+meanwhile.
 """
 
 from __future__ import annotations
@@ -32,27 +32,27 @@ if TYPE_CHECKING:
 _STATE = "spark.sql.streaming.stateStore."
 _RETAINED = "spark.sql.streaming.minBatchesToRetain"
 
-#: Set only while the query starts: Spark copies the session's settings then.
+#: Settings during the start of a query, when Spark copies the session's settings.
 REQUIRED_CONF = {
-    # State files are named by commits/N, so a rewind is exact and zombie tasks overwrite nothing.
+    # Commits/N names the state files, so a rewind is exact and zombie tasks overwrite nothing.
     _STATE + "providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     _STATE + "checkpointFormatVersion": "2",
     _STATE + "rocksdb.changelogCheckpointing.enabled": "true",
-    # Spark refuses several keyed operators; what it would protect from does not occur, since no
-    # operator of ours uses Spark's watermark. Our own check is in `job/preflight.py`.
+    # Spark refuses several stateful operators because of its watermark, which our operators do not use. Our
+    # own check is in `job/preflight.py`.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
-    # The coordinator's backlog limits are set against this number.
+    # The coordinator's backlog limits depend on this number.
     _RETAINED: "200",
     # A micro-batch is cached for a second or two; compressing it costs more than it saves.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    # What Spark derives from a value that is made of all columns, as a record's hash is, doubles with each
-    # column that is named again: with twenty of them no micro-batch ended. No plan of ours gains by it.
+    # The constraints that Spark infers for a value of all columns, such as a record's hash, double with each
+    # renamed column: with twenty columns no micro-batch ended. Our plans gain nothing from them.
     "spark.sql.constraintPropagation.enabled": "false",
-    # An adaptive plan could coalesce the partitions that barriers are routed to.
+    # Adaptive execution could coalesce the partitions to which barriers are routed.
     "spark.sql.adaptive.enabled": "false",
 }
-#: Which class writes the query's checkpoint files; a user may have named one.
+#: The class that writes the query's checkpoint files; the user may have set one.
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
@@ -61,7 +61,7 @@ SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 @dataclass(frozen=True, slots=True)
 class _Loan:
-    """One setting, as a job needs it and as the session had it; None for not set."""
+    """A borrowed setting: the job's value, and the session's value (None if unset)."""
 
     session: Any
     name: str
@@ -70,25 +70,25 @@ class _Loan:
 
 
 class SessionSettings:
-    """Keeps what is borrowed in this process, in one object: `SETTINGS`."""
+    """The borrowed settings of this process; its only instance is `SETTINGS`."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew; in a forked child, where the threads that held something are not."""
-        #: Held while a query starts. The thread that has it may borrow again.
+        """Reset locks and loans; for a forked child, which lacks the threads that held them."""
+        #: Held while a query starts; reentrant.
         self._turn = threading.RLock()
-        #: Held for a few calls only, never while Spark starts something: a listener that Spark calls in
-        #: the middle of a start may ask for settings.
+        #: Held for a few calls only, never while Spark starts a query: a listener that Spark calls during a
+        #: start may read settings.
         self._look = threading.RLock()
         self._loans: list[_Loan] = []
 
     @contextmanager
-    def borrowed(self, spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-        """Set `wanted`, one borrower at a time, and give the session back as its owner has it by then."""
+    def borrow(self, spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
+        """Set `wanted`, for one borrower at a time; restore the session's current own values afterwards."""
         with self._turn, ExitStack() as lent:
-            # Callbacks run even if another of them raises.
+            # Callbacks of an ExitStack run even if another one raises.
             with self._look:
                 for name, value in wanted.items():
                     loan = _Loan(_identity(spark), name, value, spark.conf.get(name, None))
@@ -102,8 +102,8 @@ class SessionSettings:
             return self._owners(spark, name, spark.conf.get(name, None))
 
     def change(self, spark: SparkSession, name: str, new: Callable[[str], str]) -> None:
-        """Change a setting for good, by what it is now or by default; for what a user has asked for."""
-        # A server of Spark Connect 4.3 tells no defaults: then `new` is given an empty text.
+        """Change a setting permanently, from its current or default value, as the user has requested."""
+        # A server of Spark Connect 4.3 returns no defaults: then `new` gets an empty text.
         with self._look:
             try:
                 now = spark.conf.get(name) or ""
@@ -111,8 +111,8 @@ class SessionSettings:
                 now = ""
             spark.conf.set(name, new(now))
 
-    def changed(self, spark: SparkSession, borrowed: Mapping[str, str]) -> list[str]:
-        """Return which of the settings that are borrowed somebody else has changed."""
+    def find_changed(self, spark: SparkSession, borrowed: Mapping[str, str]) -> list[str]:
+        """Return the borrowed settings that another thread has changed."""
         with self._look:
             return [name for name, value in borrowed.items() if spark.conf.get(name, None) != value]
 
@@ -127,7 +127,7 @@ class SessionSettings:
             return now
         session = _identity(spark)
         for loan in reversed(self._loans):
-            # A loan within a loan has the outer one's value as what was before.
+            # The earlier value of a nested loan is the outer loan's value.
             if loan.name == name and loan.ours == now and loan.session == session:
                 now = loan.before
         return now
@@ -136,7 +136,7 @@ class SessionSettings:
         with self._look:
             self._loans.remove(loan)
             if spark.conf.get(loan.name, None) != loan.ours:
-                return  # the owner has changed it meanwhile
+                return  # the user has changed it meanwhile
             if loan.before is None:
                 spark.conf.unset(loan.name)
             else:
@@ -144,7 +144,7 @@ class SessionSettings:
 
 
 def settings_of(spark: SparkSession) -> dict[str, str]:
-    # Not by an iterator: Py4J takes an error of the JVM there for the end, and settings would be missing.
+    # Not with an iterator: Py4J takes an error of the JVM for its end, and settings would be missing.
     conf = getattr(spark.conf, "_jconf", None)
     if conf is None:
         return dict(spark.conf.getAll)
@@ -160,8 +160,8 @@ SETTINGS = SessionSettings()
 os.register_at_fork(after_in_child=SETTINGS.forget)
 
 
-#: Set beside them where the job directory is in a bucket: there a checkpoint's files stay where Spark wrote
-#: them (`checkpoint/retention.py`), and Spark must not delete any.
+#: Additional settings for a job directory in a bucket: there a checkpoint's files stay where Spark wrote them
+#: (`checkpoint/retention.py`), and Spark must not delete any.
 IN_BUCKETS_CONF = {_RETAINED: "1000000000"}
 
 
@@ -169,21 +169,21 @@ IN_BUCKETS_CONF = {_RETAINED: "1000000000"}
 def query_conf(
     spark: SparkSession, shuffle_partitions: int, where: StoreSpec | None = None
 ) -> Iterator[Mapping[str, str]]:
-    """Set what the query needs, and give the session back as it was; yields what was set."""
-    wanted = _wanted(spark, shuffle_partitions, where is None or where.is_local)
-    with SETTINGS.borrowed(spark, wanted):
+    """Set the query's settings for the block, and yield them; restore the session afterwards."""
+    wanted = _choose_settings(spark, shuffle_partitions, where is None or where.is_local)
+    with SETTINGS.borrow(spark, wanted):
         yield wanted
 
 
-def session_of_its_own(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
-    """Return a new session with what a query needs, in which Spark reads what a query has written."""
+def make_session(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
+    """Return a new session with the query's settings, for reading a query's files."""
     own = spark.newSession()
-    for name, value in _wanted(spark, shuffle_partitions, is_on_disk=True).items():
+    for name, value in _choose_settings(spark, shuffle_partitions, is_on_disk=True).items():
         own.conf.set(name, value)
     return own
 
 
-def _wanted(spark: SparkSession, shuffle_partitions: int, is_on_disk: bool) -> dict[str, str]:
+def _choose_settings(spark: SparkSession, shuffle_partitions: int, is_on_disk: bool) -> dict[str, str]:
     wanted = {**REQUIRED_CONF, SHUFFLE_PARTITIONS: str(shuffle_partitions)}
     if not is_on_disk:
         wanted |= IN_BUCKETS_CONF

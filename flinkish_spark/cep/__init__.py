@@ -1,7 +1,7 @@
-"""Patterns in streams: what is looked for, its automaton, and the matcher. Knows nothing of Spark.
+"""Pattern matching on streams: patterns, their automata, and the matcher. Independent of Spark.
 
-docs/cep.md explains them. The public names, which `__init__.pyi` lists too, are imported when they are first
-used: what a program calls is above this package.
+See docs/cep.md. The public names, which `__init__.pyi` lists, too, are imported on first use, since some of
+them are in packages above this one.
 """
 
 import lazy_loader

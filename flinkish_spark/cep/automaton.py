@@ -1,4 +1,4 @@
-"""The automaton of a pattern: a table of states and transitions, which is printed, drawn, and run."""
+"""The automaton of a pattern: a table of states and transitions that is printed, drawn and run."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from flinkish_spark.cep.conditions import Always, Condition, Leaf, Take
 
 
 class StateKind(enum.Enum):
-    """The fate of a partial match that is in a state."""
+    """The kind of a state: what happens to a partial match that reaches it."""
 
     START = "start"
     NORMAL = "normal"
-    #: It is a match when its window is over.
+    #: The partial match becomes a match when its window is over.
     PENDING = "pending"
-    #: It is a match.
+    #: The partial match is a match.
     FINAL = "final"
-    #: It is given up: what must not come has come.
+    #: The partial match is discarded: an event came that must not come.
     STOP = "stop"
 
 
 class Action(enum.Enum):
-    """The use that a transition makes of an event."""
+    """The action of a transition on an event."""
 
     #: The event becomes part of the match.
     TAKE = "take"
-    #: The event is passed over.
+    #: The event is ignored.
     IGNORE = "ignore"
-    #: The event is tried in the other state, at once.
+    #: The event is tried in the target state at once.
     PROCEED = "proceed"
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One way out of a state; `target` is the place of a state in the table."""
+    """A transition out of a state; `target` is the index of a state in the table."""
 
     action: Action
     target: int
@@ -47,19 +47,19 @@ class Transition:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    #: Unique; what stored partial matches call it.
+    #: Unique; stored partial matches refer to the state by it.
     name: str
-    #: The name of the pattern that events are taken under here.
+    #: The name in the pattern under which this state takes events.
     stage: str
     kind: StateKind
     transitions: tuple[Transition, ...]
-    #: How long a partial match may stay here behind its last event; None: as long as its window allows.
+    #: Time that a partial match may stay here after its last event; None: as long as its window allows.
     from_previous_ms: int | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Draft:
-    """A state in the making: ways out of it are added, and some get further conditions."""
+    """A state under construction: transitions are added, and some get further conditions."""
 
     name: str
     stage: str
@@ -73,9 +73,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class Automaton:
-    #: In an order that does not depend on conditions.
+    #: The states, in an order that does not depend on conditions.
     states: tuple[State, ...]
-    #: How much time a match may take; None: any.
+    #: Maximum duration of a match; None: unlimited.
     first_to_last_ms: int | None = None
 
     @staticmethod
@@ -93,9 +93,9 @@ class Automaton:
 
     @cached_property
     def looks_back(self) -> tuple[bool, ...]:
-        """For each state: its transitions depend on the events that were taken before."""
+        """For each state: True if its transitions depend on the events taken before."""
         return tuple(
-            any(one.condition.looks_back for near in self.reached_from(at) for one in near.transitions)
+            any(one.condition.looks_back for near in self.find_reachable(at) for one in near.transitions)
             for at in range(len(self.states))
         )
 
@@ -120,7 +120,7 @@ class Automaton:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A mark of names and states, which stored matches need; conditions and windows may change."""
+        """Fingerprint of names and states, on which stored matches depend; conditions may change."""
         states = [(state.name, state.kind.value) for state in self.states]
         names = ", ".join(self.names)
         return f"({names}) {zlib.crc32(repr(states).encode()):08x}"
@@ -131,28 +131,28 @@ class Automaton:
 
     @cached_property
     def passes_over_others(self) -> bool:
-        """An event for which no condition of the program holds changes nothing at all."""
-        # It does where nothing may stand between two events; and in loops and before what is optional, where
-        # it makes two partial matches of one.
+        """True if an event for which no condition of the program holds changes nothing."""
+        # It changes something under strict contiguity; and in loops and before optional stages, where it
+        # turns one partial match into two.
         nothing = _Nothing({leaf: False for leaf in self.leaves})
         if any(leaf.looks_back for leaf in self.leaves):
             return False
         for at, state in enumerate(self.states):
             ways = [
                 (one.action, one.target)
-                for near in self.reached_from(at)
+                for near in self.find_reachable(at)
                 for one in near.transitions
                 if one.condition.holds(nothing)
             ]
-            # Proceeds alone take nothing; what they lead to is among the ways.
+            # Proceeds alone take nothing; the loop also visits the states they lead to.
             others = [way for way in ways if way[0] is not Action.PROCEED]
             is_waiting = state.kind in (StateKind.NORMAL, StateKind.PENDING)
             if others != ([(Action.IGNORE, at)] if is_waiting else []):
                 return False
         return True
 
-    def reached_from(self, start: int) -> Iterator[State]:
-        """Yield a state and those that an event is tried in at once behind it."""
+    def find_reachable(self, start: int) -> Iterator[State]:
+        """Yield a state and all states that it reaches by proceeds alone."""
         seen, waiting = {start}, [start]
         while waiting:
             state = self.states[waiting.pop()]
@@ -193,19 +193,19 @@ class Automaton:
         shapes = {StateKind.FINAL: "doublecircle", StateKind.STOP: "box", StateKind.START: "diamond"}
         lines = ["digraph pattern {", "  rankdir=LR;"]
         for state in self.states:
-            lines.append(f"  {_quoted(state.name)} [shape={shapes.get(state.kind, 'circle')}];")
+            lines.append(f"  {_quote(state.name)} [shape={shapes.get(state.kind, 'circle')}];")
         for state in self.states:
             for one in state.transitions:
                 condition = "" if isinstance(one.condition, Always) else f"\n{one.condition}"
-                label = _quoted(f"{one.action.value}{condition}")
-                target = _quoted(self.states[one.target].name)
-                lines.append(f"  {_quoted(state.name)} -> {target} [label={label}];")
+                label = _quote(f"{one.action.value}{condition}")
+                target = _quote(self.states[one.target].name)
+                lines.append(f"  {_quote(state.name)} -> {target} [label={label}];")
         return "\n".join([*lines, "}"])
 
 
 @dataclass(slots=True)
 class _Nothing:
-    """An event of which every answer is known; no condition looks back."""
+    """An event with known answers to all conditions, none of which looks back."""
 
     facts: dict[Leaf, bool]
     event: Any = None
@@ -213,6 +213,6 @@ class _Nothing:
     context: Any = None
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     return f'"{escaped}"'

@@ -1,14 +1,14 @@
 """Compiles a pattern to its automaton, from the last name to the first.
 
-The states and their names are those that Flink makes, in the same order: a differential test compares what
-comes of them. What is made of one name:
+The states and their names are Flink's, in the same order: a differential test compares the results. A name
+becomes:
 
     once           one state: take goes on, ignore stays
-    so many times  a row of such states, as many as times; those above the least may be left by proceed
-    any number     a state that takes into itself and proceeds, behind a row for the least number
+    n to m times   a row of m such states; those above n may be left by proceed
+    any number     a state that takes into itself and proceeds, after a row for the minimum number
 
-A name that is optional has a proceed past it. What must not come is no state of its own but a proceed into a
-stop state, from every state in which it would be seen; at the end of a pattern with a window it is a pending
+An optional name has a proceed past it. A negated name has no state of its own but a proceed into a stop
+state, from every state in which its event could come; at the end of a pattern with a window it is a pending
 state. A group is its names, once for each of its repetitions.
 """
 
@@ -23,11 +23,11 @@ from flinkish_spark.cep.conditions import ALWAYS, Condition, Not, both
 from flinkish_spark.cep.stages import DELIMITER, Contiguity, Stage, Stages, Times
 from flinkish_spark.core.errors import PatternError
 
-#: Names that no stage can have.
+#: Names that are not allowed for stages.
 _END, _GROUP = "$end$", "$group$"
 
 
-def compiled(pattern: Stages) -> Automaton:
+def compile_pattern(pattern: Stages) -> Automaton:
     _check_names(pattern)
     return _Compiler(pattern).compile()
 
@@ -38,7 +38,7 @@ def _check_names(pattern: Stages) -> None:
         if names.count(name) > 1:
             raise PatternError(
                 f"the pattern has two names '{name}'",
-                why="a match says by name what it has taken",
+                why="a match contains events by name",
                 what_to_do="give each another one",
                 name=name,
             )
@@ -49,17 +49,17 @@ def _check_names(pattern: Stages) -> None:
         raise PatternError(
             f"a match is to be skipped to '{skipped_to}', which the pattern does not have",
             why=why,
-            what_to_do="skip to one of the names that are in no group",
+            what_to_do="skip to one of the names outside groups",
             name=skipped_to,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Enclosing:
-    """The group that a name is in."""
+    """The group that contains a stage."""
 
     stage: Stage
-    #: Whether what is made is its first repetition.
+    #: True for the first repetition of the group.
     is_first: bool
 
 
@@ -69,7 +69,7 @@ class _Place:
 
     stages: tuple[Stage, ...]
     at: int
-    #: What stands behind it, also where that is outside its group.
+    #: The stages after it, also outside its group.
     following: Stage | None
     group: _Enclosing | None
 
@@ -82,7 +82,7 @@ class _Place:
         return self.group is not None and self.at == 0
 
     def negations(self) -> Iterable[Stage]:
-        """Yield what must not come here: said right before, or before optional stages in between."""
+        """Yield the negated stages before this one: directly before, or before optional stages in between."""
         for stage in reversed(self.stages[: self.at]):
             if stage.contiguity is Contiguity.NOT_FOLLOWED_BY:
                 yield stage
@@ -99,7 +99,7 @@ class _Place:
         return _unless(self.ending(), ALWAYS)
 
     def ignore(self) -> Condition | None:
-        """Return when an event before the first of the stage is passed over; None: never."""
+        """Return the condition for ignoring an event before the stage's first one; None: never ignored."""
         contiguity = self.stage.contiguity
         if self.is_head:
             assert self.group is not None
@@ -108,7 +108,7 @@ class _Place:
         return self._passing(contiguity)
 
     def ignore_inside(self) -> Condition | None:
-        """Return when one between two of the stage is passed over."""
+        """Return the condition for ignoring an event between two of the stage; None: never ignored."""
         contiguity = self.stage.inner
         if self.is_head:
             assert self.group is not None
@@ -139,7 +139,8 @@ class _Compiler:
         self._pattern = pattern
         self._states: dict[str, Draft] = {}
         self._stops: dict[str, Draft] = {}
-        #: By name of what follows a greedy loop, what follows it where the loop was ended by its until().
+        #: The state after a greedy loop that its until() has ended, by name of the state that follows the
+        #: loop.
         self._ended: dict[str, Draft] = {}
         self._first_to_last_ms: int | None = None
 
@@ -157,22 +158,22 @@ class _Compiler:
     def _chain(
         self, stages: tuple[Stage, ...], sink: Draft, following: Stage | None, group: _Enclosing | None
     ) -> Draft:
-        """Return the first state of stages one behind the other, which lead to `sink`."""
+        """Return the first state of a sequence of stages that leads to `sink`."""
         for at in range(len(stages) - 1, -1, -1):
             place = _Place(stages, at, following, group)
             contiguity = place.stage.contiguity
             if at == 0 or not contiguity.is_negation:
-                sink = self._converted(place, sink)
+                sink = self._convert_stage(place, sink)
             elif contiguity is Contiguity.NOT_NEXT:
                 sink = self._not_next(place, sink)
             elif sink.kind is StateKind.FINAL and (
                 place.stage.from_previous_ms is not None or self._first_to_last_ms is not None
             ):
-                # At the end of a pattern with a window it is a state that waits for that to be over.
-                sink, unwanted = self._taking(place.stage, StateKind.PENDING), place.take()
+                # At the end of a pattern with a window it is a state that waits until the window is over.
+                sink, unwanted = self._make_state(place.stage, StateKind.PENDING), place.take()
                 sink.add(Action.PROCEED, self._stop(place.stage.name, unwanted), unwanted)
                 sink.add(Action.IGNORE, sink, Not(unwanted))
-            # What must not come before something else is a condition of the states around it.
+            # Elsewhere a negated stage is a condition of the states around it.
             following = place.stage
             if at > 0:
                 windows = (self._first_to_last_ms, stages[at - 1].first_to_last_ms)
@@ -180,32 +181,32 @@ class _Compiler:
         return sink
 
     def _not_next(self, place: _Place, sink: Draft) -> Draft:
-        state = self._taking(place.stage, StateKind.NORMAL)
+        state = self._make_state(place.stage, StateKind.NORMAL)
         unwanted = place.take()
         stop = self._stop(place.stage.name, unwanted)
-        # A proceed into the final state would be gone through before the next event is seen.
+        # A proceed into the final state would be followed before the next event comes.
         onwards = Action.IGNORE if sink.kind is StateKind.FINAL else Action.PROCEED
         state.add(onwards, sink, Not(unwanted))
         state.add(Action.PROCEED, stop, unwanted)
         return state
 
-    def _converted(self, place: _Place, sink: Draft) -> Draft:
+    def _convert_stage(self, place: _Place, sink: Draft) -> Draft:
         stage = place.stage
         if stage.times is None:
             first = self._single(
                 place, sink, sink, place.take(), place.ignore(), stage.is_optional, is_first=True
             )
         elif stage.is_loop:
-            # Once the loop has begun, what must not come before optional names is no matter any more.
-            loop = self._loop(place, self._without_negations(place, sink))
-            first = self._repeated(place, loop, sink, stage.times)
+            # Once the loop has begun, negations before optional names no longer matter.
+            loop = self._loop(place, self._drop_negations(place, sink))
+            first = self._repeat(place, loop, sink, stage.times)
         else:
-            first = self._repeated(place, sink, sink, stage.times)
+            first = self._repeat(place, sink, sink, stage.times)
         self._stop_at_negations(place, first)
         return first
 
-    def _repeated(self, place: _Place, sink: Draft, past: Draft, times: Times) -> Draft:
-        """Return a row of states in front of `sink`, for as many times; `past` is what follows them."""
+    def _repeat(self, place: _Place, sink: Draft, past: Draft, times: Times) -> Draft:
+        """Return a row of states before `sink`, one per repetition; `past` is the state after all of them."""
         stage, until = place.stage, place.stage.until
         take, ignore = _unless(until, place.take()), place.ignore_inside()
         if ignore is not None:
@@ -230,7 +231,7 @@ class _Compiler:
         *,
         is_first: bool,
     ) -> Draft:
-        """Return a state that takes one event; for a group, the first of the states that take one each."""
+        """Return a state that takes one event; for a group, the first state of its sequence."""
         stage = place.stage
         if stage.group is not None:
             first = self._chain(stage.group.stages, sink, place.following, _Enclosing(stage, is_first))
@@ -238,8 +239,8 @@ class _Compiler:
                 assert past is not None
                 first.add(Action.PROCEED, past, place.proceed())
             return first
-        state = self._taking(stage, StateKind.NORMAL)
-        onwards = self._without_negations(place, sink)
+        state = self._make_state(stage, StateKind.NORMAL)
+        onwards = self._drop_negations(place, sink)
         state.add(Action.TAKE, onwards, take)
         if is_optional:
             assert past is not None
@@ -249,7 +250,7 @@ class _Compiler:
             head_may_miss = place.is_head and group is not None and group.is_first and group.stage.is_optional
             waiting = state
             if is_optional or head_may_miss:
-                # Who has passed an event over cannot go past the name any more.
+                # A partial match that has ignored an event cannot skip the optional name any more.
                 waiting = self._state(stage.name, StateKind.NORMAL)
                 waiting.add(Action.TAKE, onwards, take)
                 waiting.add(Action.IGNORE, waiting, ignore)
@@ -258,14 +259,14 @@ class _Compiler:
         return state
 
     def _pass(self, place: _Place, state: Draft, past: Draft) -> None:
-        """Let a state be left without taking anything."""
+        """Add a proceed, by which a state is left without taking an event."""
         stage, proceed = place.stage, place.proceed()
         if stage.is_greedy and stage.until is not None:
             ended = self._ended.get(past.name)
             if ended is None:
                 raise PatternError(
-                    f"{stage} is optional, greedy and has an until() behind what must not come",
-                    why="its states cannot be told apart",
+                    f"{stage} is optional and greedy, has an until(), and follows a negated name",
+                    why="its states cannot be distinguished",
                     what_to_do="leave one of these out",
                     name=stage.name,
                 )
@@ -274,10 +275,10 @@ class _Compiler:
         state.add(Action.PROCEED, past, proceed)
 
     def _loop(self, place: _Place, sink: Draft) -> Draft:
-        """Return a state that takes any number, and can be left for `sink` at each event."""
+        """Return a state that takes any number of events, and can be left for `sink` at each event."""
         stage, until = place.stage, place.stage.until
         if stage.group is not None:
-            again = self._taking(stage, StateKind.NORMAL)
+            again = self._make_state(stage, StateKind.NORMAL)
             first = self._chain(stage.group.stages, again, place.following, _Enclosing(stage, is_first=False))
             first.add(Action.PROCEED, sink, place.proceed())
             again.add(Action.PROCEED, first, place.proceed())
@@ -286,11 +287,12 @@ class _Compiler:
         if ignore is not None:
             ignore = _unless(until, ignore)
         take, proceed = _unless(until, place.take()), place.proceed()
-        state = self._taking(stage, StateKind.NORMAL)
+        state = self._make_state(stage, StateKind.NORMAL)
         if stage.is_greedy:
             if until is not None:
-                # What ends the loop may be what follows it, which greedy loops otherwise keep to themselves.
-                ended = self._copied(sink)
+                # The event that ends a greedy loop may also be the one that follows it, which the loop would
+                # else take.
+                ended = self._copy(sink)
                 state.add(Action.PROCEED, ended, both(proceed, until))
                 self._ended[sink.name] = ended
                 proceed = both(proceed, Not(until))
@@ -313,7 +315,7 @@ class _Compiler:
         sink.ways = [(action, target, both(asked, Not(take))) for action, target, asked in sink.ways]
 
     def _stop(self, name: str, unwanted: Condition) -> Draft:
-        """Return the one state in which matches end that have met what must not come."""
+        """Return the single stop state of a negated stage."""
         if name not in self._stops:
             stop = self._stops[name] = self._state(name, StateKind.STOP)
             stop.add(Action.TAKE, stop, unwanted)
@@ -330,13 +332,13 @@ class _Compiler:
             unwanted = place.take(following)
             state.add(Action.PROCEED, self._stop(following.name, unwanted), unwanted)
 
-    def _without_negations(self, place: _Place, sink: Draft) -> Draft:
-        """Return what follows a stage once it has taken an event: what must not come before it may come."""
+    def _drop_negations(self, place: _Place, sink: Draft) -> Draft:
+        """Return the states after a stage that has taken an event, without the negations before the stage."""
         negations = {stage.name for stage in place.negations()}
         if not negations or not place.stage.is_optional:
             return sink
 
-        def copied(of: Draft, above: frozenset[str]) -> Draft:
+        def copy_states(of: Draft, above: frozenset[str]) -> Draft:
             if of.name in above:
                 raise _endless(of.name)
             copy = self._state(of.name, of.kind)
@@ -344,21 +346,21 @@ class _Compiler:
                 if action is not Action.PROCEED:
                     copy.add(action, copy if target is of else target, asked)
                 elif target.kind is not StateKind.STOP:
-                    copy.add(action, copied(target, above | {of.name}), asked)
+                    copy.add(action, copy_states(target, above | {of.name}), asked)
                 elif target.name not in negations:
                     copy.add(action, target, asked)
             return copy
 
-        return copied(sink, frozenset())
+        return copy_states(sink, frozenset())
 
-    def _copied(self, of: Draft) -> Draft:
+    def _copy(self, of: Draft) -> Draft:
         copy = self._state(of.name.split(DELIMITER)[0], of.kind)
         for action, target, asked in of.ways:
             copy.add(action, copy if target is of else target, asked)
         return copy
 
-    def _taking(self, stage: Stage, kind: StateKind) -> Draft:
-        """Return a new state of a stage, with the window between it and the event before."""
+    def _make_state(self, stage: Stage, kind: StateKind) -> Draft:
+        """Return a new state of a stage, with the window between it and the previous event."""
         state = self._state(stage.name if stage.group is None else _GROUP, kind)
         if stage.times is None:
             state.from_previous_ms = stage.from_previous_ms
@@ -384,14 +386,14 @@ class _Compiler:
         waits = last.name in self._states and self._states[last.name].from_previous_ms is not None
         if last.contiguity is Contiguity.NOT_FOLLOWED_BY and window is None and not waits:
             raise PatternError(
-                f"{last} must not come, and nothing comes behind it",
-                why="without a window it is never known that it has not come",
-                what_to_do="call within() behind it",
+                f"{last} is negated and is the last one",
+                why="without a window it is never known that no such event comes",
+                what_to_do="call within() after it",
                 name=last.name,
             )
 
     def _check_loops(self) -> None:
-        """Refuse automata in which one event could go round for ever."""
+        """Refuse automata in which one event could follow proceeds in a circle."""
         done: set[str] = set()
 
         def visit(state: Draft, above: frozenset[str]) -> None:
@@ -407,7 +409,7 @@ class _Compiler:
             visit(state, frozenset())
 
     def _check_start(self, start: Draft) -> None:
-        """Refuse automata in which an event could put an end to what has not begun."""
+        """Refuse automata in which an event could stop the start state."""
         waiting, seen = [start], {start.name}
         while waiting:
             for action, target, _ in waiting.pop().ways:
@@ -416,9 +418,9 @@ class _Compiler:
                 if target.kind is StateKind.STOP:
                     name = target.stage
                     raise PatternError(
-                        f"'{name}' must not come, and all that stands before it may be missing",
-                        why="where it is missing nobody could say from which event on",
-                        what_to_do="use two patterns, one with what may be missing and one without",
+                        f"'{name}' is negated, and all names before it are optional",
+                        why="without an event of them the negation has no first event",
+                        what_to_do="use two patterns, one with the optional names and one without",
                         name=name,
                     )
                 seen.add(target.name)

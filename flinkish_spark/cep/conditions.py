@@ -1,4 +1,4 @@
-"""Conditions of patterns: what an event has to be, alone or beside those that a partial match has taken."""
+"""Conditions of patterns, on an event alone or together with the events of a partial match."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from flinkish_spark.core.errors import PatternError
 from flinkish_spark.core.iterators import is_true
 from flinkish_spark.core.validation import check_function, check_methods
 
-#: What makes a copy of an event.
+#: A function that copies an event.
 Take = Callable[[Any], Any]
 
 
 class ConditionContext(Protocol):
-    """Given to conditions that look back; valid only inside the call."""
+    """The context of conditions that look back; valid only inside the call."""
 
     def events_for(self, name: str) -> Sequence[Any]:
-        """Return the events that the partial match has taken under a name of the pattern, in their order."""
+        """Return the events that the partial match has taken under a name of the pattern, in order."""
 
     def timestamp(self) -> int:
-        """Return the time of the event in milliseconds: event time, or when the micro-batch began."""
+        """Return the time of the event in milliseconds: event time, or the micro-batch's processing time."""
 
     def current_processing_time(self) -> int:
         """Return the micro-batch's processing time."""
 
 
 class IterativeCondition(ABC):
-    """A condition that looks back at the events of its partial match, or has to be opened.
+    """A condition that reads the earlier events of its partial match, or needs open() and close().
 
-    Called as often as there are partial matches that wait for it. It must be a function of its arguments
-    alone: a micro-batch that is cut off by a crash is processed again.
+    Called once for each partial match that waits for it. It must be a function of its arguments alone: after
+    a crash a micro-batch is processed again.
 
     Examples
     --------
@@ -44,35 +44,35 @@ class IterativeCondition(ABC):
     """
 
     def open(self, context: Any) -> None:
-        """Make what cannot travel; called once per copy, with the task's facts and no state."""
+        """Create resources that cannot be pickled; called once per instance, with a context without state."""
 
     @abstractmethod
     def filter(self, event: Any, ctx: ConditionContext) -> bool:
-        """Return whether the event fits."""
+        """Return True if the event fits."""
 
     def close(self) -> None:
-        """Give back what `open` made."""
+        """Release the resources of `open`."""
 
 
 @dataclass(frozen=True, slots=True)
 class SqlCondition:
-    """A condition as SQL text that may look back: it may name events that the partial match has taken.
+    """A condition in SQL that may refer to events that the partial match has taken.
 
-    A field alone is the event's own. Behind a name of the pattern it is that of the last event taken under
-    the name, or null if none is: the event itself is not yet taken. `FIRST(name.field)`,
-    `LAST(name.field, n)`, and aggregates as `SUM(name.field)` and `COUNT(name.*)` look at the others. It is
-    read and evaluated as in MATCH_RECOGNIZE, over the columns of many events where that can be; see
-    docs/cep.md. Text that names nothing may as well be given to `where` as it is: then Spark evaluates it.
+    A field without a name is the event's own. With a name of the pattern before it, it is the field of the
+    last event taken under that name, or null if there is none: the event itself is not taken yet.
+    `FIRST(name.field)`, `LAST(name.field, n)`, and aggregates such as `SUM(name.field)` and `COUNT(name.*)`
+    read the other events. The text is parsed and evaluated as in MATCH_RECOGNIZE, over columns of many events
+    where possible; see docs/cep.md. Give text without names directly to `where`: then Spark evaluates it.
 
     Parameters
     ----------
     text
-        The condition. A name with other letters than an identifier's stands in double quotes.
+        The condition. Put names that are no identifiers in double quotes.
 
     Raises
     ------
     PatternError
-        It is no text. What it says is looked at when the fields of the events are known.
+        It is not a string. The text is checked when the fields of the events are known.
 
     Examples
     --------
@@ -91,39 +91,39 @@ class SqlCondition:
             )
 
 
-#: What a pattern is given as a condition: SQL text, a function of an event, one of an event and a context,
-#: or an object with `filter(event, ctx)`.
+#: A condition as users write it: SQL text, a function of an event, a function of an event and a context, or
+#: an object with `filter(event, ctx)`.
 ConditionLike = str | Callable[..., Any] | IterativeCondition | SqlCondition
 
 
-class Given(Protocol):
-    """One event beside one partial match: conditions are asked about it."""
+class ConditionInput(Protocol):
+    """The input of a condition: one event and one partial match."""
 
     event: Any
-    #: The function that copies the event for a function of the user's; None if it cannot change.
+    #: The function that copies the event for a user function; None if events are immutable.
     take: Take | None
-    #: The answers about the event alone, by condition; the same dict for all partial matches.
+    #: Results of the conditions on the event alone; the same dict for all partial matches.
     facts: dict[Leaf, bool]
     context: Any
 
 
 class Condition(ABC):
-    """A condition of a transition: a tree whose leaves a program has given."""
+    """A condition of a transition: a tree whose leaves are the user's conditions."""
 
-    #: Whether its answer depends on the partial match, and not on the event alone.
+    #: True if the result depends on the partial match, and not on the event alone.
     looks_back = False
 
     @abstractmethod
-    def holds(self, given: Given) -> bool: ...
+    def holds(self, given: ConditionInput) -> bool: ...
 
     def leaves(self) -> Iterator[Leaf]:
         return iter(())
 
 
 class Leaf(Condition):
-    """A condition as a program has given it; two are the same only if they are one object."""
+    """A condition of the user; two are equal only if they are the same object."""
 
-    #: What tables call it.
+    #: Its name in printed tables.
     label: str
 
     def leaves(self) -> Iterator[Leaf]:
@@ -135,12 +135,12 @@ class Leaf(Condition):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventCondition(Leaf):
-    """A condition of one event; asked once per event, however many partial matches there are."""
+    """A condition on one event; evaluated once per event, however many partial matches there are."""
 
     function: Callable[[Any], Any]
     label: str
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         known = given.facts.get(self)
         if known is None:
             event = given.event if given.take is None else given.take(given.event)
@@ -150,20 +150,20 @@ class EventCondition(Leaf):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ColumnCondition(Leaf):
-    """A condition of one event as SQL text, whose answers somebody else knows before the event comes."""
+    """A condition on one event in SQL; Spark evaluates it before the matcher gets the event."""
 
-    #: A column expression over the fields of an event. Null is no.
+    #: A column expression over the fields of an event. Null means False.
     text: str
 
     @property
     def label(self) -> str:  # type: ignore[override]
         return self.text
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         known = given.facts.get(self)
         if known is None:
             raise PatternError(
-                f"nobody has evaluated the condition {self.text!r}",
+                f"the condition {self.text!r} was not evaluated",
                 why="Spark evaluates SQL text when an event is read, and this one was read without Spark, or "
                 "when the program had another text",
                 what_to_do="give the pattern a function of an event; or take the savepoint with a drain, so "
@@ -173,43 +173,43 @@ class ColumnCondition(Leaf):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LookingBack(Leaf):
-    """A condition that sees what its partial match has taken."""
+class ContextCondition(Leaf):
+    """A condition that gets the context of its partial match."""
 
     filter: Callable[[Any, ConditionContext], Any]
     label: str
-    #: What is opened and closed, if it wants to be.
+    #: The object with open() and close(), if the condition has them.
     owner: Any = None
     looks_back = True
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         event = given.event if given.take is None else given.take(given.event)
         return is_true(self.filter(event, given.context), self.label)
 
 
 class Comparison(Leaf):
-    """A condition as SQL text that may name what its partial match has taken; see :class:`SqlCondition`."""
+    """A condition in SQL that may refer to events of its partial match; see :class:`SqlCondition`."""
 
     looks_back = True
 
     def __init__(self, text: str) -> None:
         self.text = self.label = text
-        #: What the text says, once the fields of events are known.
+        #: The parsed text, once the fields of events are known.
         self.expression: Expression | None = None
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         known = given.facts.get(self)
         if known is not None:
             return known
         if self.expression is None:
             raise PatternError(
-                f"the condition {self.text!r} is asked about an event whose fields nobody has said",
+                f"the condition {self.text!r} is evaluated on an event whose fields are not known",
                 what_to_do="give the pattern to a stream: CEP.pattern(stream, pattern)",
             )
         return self.expression.value(self._frame(self.expression, given), None) is True
 
-    def _frame(self, expression: Expression, given: Given) -> Frame:
-        """Return the events that are named, and behind them the event itself, which has no name yet."""
+    def _frame(self, expression: Expression, given: ConditionInput) -> Frame:
+        """Return the taken events, and after them the event itself, which has no name yet."""
         rows: list[Sequence[Any]] = []
         labels: list[str] = []
         for name in names_in(expression):
@@ -223,7 +223,7 @@ class Comparison(Leaf):
 
 @dataclass(frozen=True, slots=True)
 class Always(Condition):
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         return True
 
     def __str__(self) -> str:
@@ -241,7 +241,7 @@ class Not(Condition):
     def looks_back(self) -> bool:  # type: ignore[override]
         return self.of.looks_back
 
-    def holds(self, given: Given) -> bool:
+    def holds(self, given: ConditionInput) -> bool:
         return not self.of.holds(given)
 
     def leaves(self) -> Iterator[Leaf]:
@@ -252,7 +252,7 @@ class Not(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class _Two(Condition):
+class _BinaryCondition(Condition):
     first: Condition
     second: Condition
 
@@ -266,8 +266,8 @@ class _Two(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class And(_Two):
-    def holds(self, given: Given) -> bool:
+class And(_BinaryCondition):
+    def holds(self, given: ConditionInput) -> bool:
         return self.first.holds(given) and self.second.holds(given)
 
     def __str__(self) -> str:
@@ -275,8 +275,8 @@ class And(_Two):
 
 
 @dataclass(frozen=True, slots=True)
-class Or(_Two):
-    def holds(self, given: Given) -> bool:
+class Or(_BinaryCondition):
+    def holds(self, given: ConditionInput) -> bool:
         return self.first.holds(given) or self.second.holds(given)
 
     def __str__(self) -> str:
@@ -301,26 +301,26 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
     method = getattr(given, "filter", None)
     if not isinstance(given, type) and callable(method):
         check_methods(given, IterativeCondition, f"the condition of {where}()")
-        return LookingBack(method, f"{where}: {type(given).__name__}", given)
+        return ContextCondition(method, f"{where}: {type(given).__name__}", given)
     if callable(given) and not isinstance(given, type):
         name = getattr(given, "__name__", type(given).__name__)
         label = where if name == "<lambda>" else f"{where}: {name}"
-        wanted = _required(given)
+        wanted = _count_required(given)
         check_function(given, f"the condition of {where}()", None)
         if wanted == 1:
             return EventCondition(given, label)
         if wanted == 2:
-            return LookingBack(given, label)
+            return ContextCondition(given, label)
     raise PatternError(
         f"{where}() got {given!r} ({type(given).__name__})",
-        why="it can be asked about no event",
+        why="it cannot be called with an event",
         what_to_do="give a function of an event, one of an event and a context, SQL text, a SqlCondition or "
         "an IterativeCondition",
     )
 
 
-def _required(function: Callable[..., Any]) -> int:
-    """Return how many arguments a function has to be given."""
+def _count_required(function: Callable[..., Any]) -> int:
+    """Return the number of required arguments of a function."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

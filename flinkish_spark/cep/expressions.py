@@ -1,7 +1,7 @@
-"""Expressions over the rows of a match: columns, navigation, aggregates, and what SQL makes of them.
+"""Expressions over the rows of a match: columns, navigation, aggregates, and SQL functions of them.
 
-Null is None, and logic has three values. What is made of values that are not null is said by functions, which
-are in :mod:`flinkish_spark.cep.values`.
+Null is None, and logic has three values. The functions of values that are not null are in
+:mod:`flinkish_spark.cep.values`.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 
-class MoreRowsNeeded(Exception):
-    """The expression asks for a row after the last one that is known, and there may be more."""
+class UnknownRowError(Exception):
+    """The expression reads a row after the last known one, and more rows may come."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """A match, or what may become one, as expressions see it."""
+    """The rows of a match, or of a possible match, as the input of expressions."""
 
-    #: Of the key, in order; those before the match, and those behind it as far as they are known.
+    #: Rows of the key, in order, including those before the match and the known ones after it.
     rows: Sequence[Sequence[Any]]
-    #: The place of the match's first row.
+    #: Index of the match's first row.
     start: int
-    #: By row of the match, which variable it is, as far as that is known.
+    #: Variables of the match's rows, as far as they are known.
     labels: Sequence[str]
-    #: How many of the match's rows count for what looks back: those up to the current one, or all.
+    #: Number of the match's rows that navigation and aggregates read: up to the current one, or all.
     counted: int
     known: int
     match_number: int = 0
-    #: Whether there are no more rows than these.
+    #: True if no more rows can come.
     is_ended: bool = False
 
     def places(self, variables: frozenset[str] | None, count: int) -> Iterator[int]:
@@ -39,7 +39,7 @@ class Frame:
                 yield self.start + at
 
     def last_place(self, variables: frozenset[str] | None, offset: int) -> int | None:
-        """Return the place of the last such row, or of so many before it; None if there is none."""
+        """Return the index of the variables' last row, or of the `offset`-th row of theirs before it."""
         for at in range(self.counted - 1, -1, -1):
             if variables is None or self.labels[at] in variables:
                 if offset == 0:
@@ -49,14 +49,14 @@ class Frame:
 
 
 class Expression(ABC):
-    """A tree; the same for all rows, and a plain value."""
+    """An expression tree; an immutable value that serves all rows."""
 
-    #: Whether it looks at other rows than the current one, whatever it is made of.
+    #: True if it reads other rows than the current one, apart from its parts.
     looks_around = False
 
     @abstractmethod
     def value(self, frame: Frame, place: int | None) -> Any:
-        """Return the value at a place; at None, each column is read at the row that it names."""
+        """Return the value at a row index; at None, each column is read at the row of its variable."""
 
     def parts(self) -> Sequence[Expression]:
         of = getattr(self, "of", None) or ()
@@ -70,7 +70,7 @@ class Expression(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Column(Expression):
-    """A field of the last row of a variable, or of several; None: of the current row."""
+    """A field of the last row of one of the variables; None: of the current row."""
 
     field: int
     variables: frozenset[str] | None = None
@@ -90,21 +90,21 @@ class Literal(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Navigated(Expression):
-    """An expression at another row: a variable's first or last, and a number of rows before or after it."""
+class Navigation(Expression):
+    """An expression at another row: the first or last row of a variable, plus an offset."""
 
     of: Expression
     variables: frozenset[str] | None = None
     from_first: bool = False
-    #: Among the rows of the variable, from the first or the last.
+    #: Offset among the rows of the variable, from the first or the last.
     offset: int = 0
-    #: How many rows behind that one; less than none for before.
+    #: Number of rows after that one; negative for rows before it.
     rows: int = 0
     looks_around = True
 
     def value(self, frame: Frame, place: int | None) -> Any:
         if self.from_first:
-            # The first of a variable is the first of all that is known: SQL's running rows do not cut it off.
+            # FIRST reads all known rows of the variable: RUNNING does not limit it.
             places = frame.places(self.variables, frame.known)
             place = next((at for number, at in enumerate(places) if number == self.offset), None)
         else:
@@ -113,13 +113,13 @@ class Navigated(Expression):
             return None
         place += self.rows
         if place >= len(frame.rows) and not frame.is_ended:
-            raise MoreRowsNeeded
+            raise UnknownRowError
         return self.of.value(frame, place) if 0 <= place < len(frame.rows) else None
 
 
 @dataclass(frozen=True, slots=True)
 class Classifier(Expression):
-    """The variable of the current row, or of the last row of some."""
+    """SQL's CLASSIFIER(): the variable of the current row, or of the last row of some variables."""
 
     variables: frozenset[str] | None = None
     looks_around = True
@@ -141,7 +141,7 @@ class MatchNumber(Expression):
 
 @dataclass(frozen=True, slots=True)
 class Final(Expression):
-    """An expression over all rows of the match, also where it is told row by row."""
+    """SQL's FINAL: an expression over all rows of the match, even if the output is row by row."""
 
     of: Expression
     looks_around = True
@@ -151,13 +151,13 @@ class Final(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Aggregated(Expression):
-    """An aggregate over the rows of a variable, without nulls; null if there is no other."""
+class Aggregate(Expression):
+    """An aggregate over the non-null values of a variable's rows; null if there are none."""
 
-    #: What is taken of each row; None: the row itself.
+    #: The aggregated value of each row; None: the row itself.
     of: Expression | None
     variables: frozenset[str] | None = None
-    #: What is made of the values; None: their number, also where there is none.
+    #: The aggregate function; None counts, with 0 for no rows.
     function: Callable[[list[Any]], Any] | None = None
     looks_around = True
 
@@ -172,8 +172,8 @@ class Aggregated(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Applied(Expression):
-    """A function of other expressions; null if one of them is."""
+class FunctionCall(Expression):
+    """A function of other expressions; null if one of them is null."""
 
     function: Callable[..., Any]
     of: tuple[Expression, ...]
@@ -200,7 +200,7 @@ class All(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Negated(Expression):
+class Negation(Expression):
     """SQL's NOT, three-valued."""
 
     of: Expression
@@ -211,7 +211,7 @@ class Negated(Expression):
 
 
 def any_of(parts: tuple[Expression, ...]) -> Expression:
-    return Negated(All(tuple(Negated(part) for part in parts)))
+    return Negation(All(tuple(Negation(part) for part in parts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,8 +223,8 @@ class IsNull(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen(Expression):
-    """The value behind the first condition that holds; the last one if none does."""
+class CaseWhen(Expression):
+    """SQL's CASE WHEN: the value of the first condition that holds, else the last value."""
 
     cases: tuple[tuple[Expression, Expression], ...]
     otherwise: Expression
@@ -240,8 +240,8 @@ class Chosen(Expression):
 
 
 @dataclass(frozen=True, slots=True)
-class FirstKnown(Expression):
-    """The first of them that is not null."""
+class Coalesce(Expression):
+    """SQL's COALESCE: the first value that is not null."""
 
     of: tuple[Expression, ...]
 

@@ -1,16 +1,15 @@
 """Runs an automaton over the events of one key, in the order of their times.
 
-A partial match is a state and the last event that was taken; each taken event points at the one before. So
-partial matches that have begun alike share what they have in common, one may branch off another at no cost,
-and what no partial match leads to any more is gone. That is all there is of a shared buffer.
+A partial match is a state and the last taken event; each taken event points to the previous one. So partial
+matches with a common beginning share it, one may branch off another at no cost, and events that no partial
+match needs are garbage-collected. This replaces Flink's shared buffer.
 
-What becomes of an event in a state: proceeds are followed at once, and what is found behind them is as if it
-were found here. Each take and each ignore that the event is good for makes a partial match of its own, in
-place of the one that was; the start state stays besides. Whoever reaches a stop state takes all that has come
-of the same partial match with it.
+An event in a state: proceeds are followed at once, and the transitions found there count as if they were
+here. Each take and each ignore whose condition holds makes a new partial match, which replaces the old one;
+the start state stays. If one of them reaches a stop state, all of them are discarded.
 
-A match is emitted when the final state is reached, unless it is to be skipped from and an older partial match
-is still open, which would come before it: then it is held.
+A match is emitted when it reaches the final state. With a skip strategy it is held while an older partial
+match is open, since a match of that one would have to be emitted first.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Overflow, Ski
 from flinkish_spark.core.errors import PatternError
 
 
-# Frozen ones take five times as long to make, and two are made for most events.
+# Frozen dataclasses take five times as long to create, and most events need two objects.
 @dataclass(slots=True, eq=False)
 class Event:
-    """An event that some partial match has taken; never changed."""
+    """An event that a partial match has taken; immutable."""
 
-    #: Where it stands among all: its time, and a number that tells events of one time apart, in the order
-    #: in which they were taken.
+    #: Its position among all events: its time, and a number that distinguishes events of one time, in the
+    #: order in which they were taken.
     at: tuple[int, int]
     value: Any
 
@@ -42,16 +41,16 @@ class Event:
 
 
 @dataclass(slots=True, eq=False)
-class Taken:
-    """An event under a name of the pattern, behind those that were taken before; never changed."""
+class TakenEvent:
+    """A taken event with its name in the pattern, linked to the previous one; immutable."""
 
     stage: str
     event: Event
-    before: Taken | None
+    before: TakenEvent | None
     first: Event
 
-    def path(self) -> list[Taken]:
-        """Return the chain up to here, the first event first."""
+    def path(self) -> list[TakenEvent]:
+        """Return the chain of taken events up to this one, the first event first."""
         found, one = [], self
         while True:
             found.append(one)
@@ -61,23 +60,23 @@ class Taken:
 
 
 class PartialMatch(NamedTuple):
-    """A state by its place, and what was taken on the way to it; None in the start state."""
+    """A state by its index, and the last taken event; None in the start state."""
 
     state: int
-    last: Taken | None
+    last: TakenEvent | None
 
 
-#: What `PartialMatch(...)` does, without a call of Python for each; of a pair.
-_partial_match: Callable[[tuple[int, Taken | None]], PartialMatch] = functools.partial(
+#: Makes a PartialMatch of a pair, without a Python call for each.
+_partial_match: Callable[[tuple[int, TakenEvent | None]], PartialMatch] = functools.partial(
     tuple.__new__, PartialMatch
 )
 
 
 class MatchQueue:
-    """Partial matches as a binary heap by the event with which they begin; what has not begun is last."""
+    """A binary heap of partial matches by their first events; one without an event is last."""
 
-    # The heap's order among those that begin with the same event says which of them survives in a skip
-    # strategy: it is part of the semantics, is stored as it is, and is the same as in Flink.
+    # The heap's order among matches with the same first event decides which of them a skip strategy keeps: it
+    # is part of the semantics, is stored unchanged, and is the same as in Flink.
     __slots__ = ("_heap",)
 
     def __init__(self, heap: Iterable[PartialMatch] = ()) -> None:
@@ -91,7 +90,7 @@ class MatchQueue:
 
     @staticmethod
     def of(matches: Iterable[PartialMatch]) -> MatchQueue:
-        """Return a queue to which they were added one by one."""
+        """Return the queue that adding the matches one by one gives."""
         queue, kept, before = MatchQueue(), list(matches), _BEFORE_ALL_EVENTS
         for one in kept:
             begin = _NOT_BEGUN if one.last is None else one.last.first.at
@@ -99,7 +98,7 @@ class MatchQueue:
                 break
             before = begin
         else:
-            # In order, as they are most often, they stand as they would be added.
+            # Matches in order, the usual case, are a heap already.
             queue._heap = kept
             return queue
         for one in kept:
@@ -110,7 +109,7 @@ class MatchQueue:
         return self._heap[0] if self._heap else None
 
     def add(self, match: PartialMatch) -> None:
-        """Add one: behind those that begin with the same event and are above it."""
+        """Add a match, after others with the same first event that are above it."""
         heap, at = self._heap, len(self._heap)
         heap.append(match)
         if not at:
@@ -159,19 +158,19 @@ def begins(match: PartialMatch) -> tuple[int, int]:
 
 
 def order_of_emission(firsts: Sequence[int]) -> list[int]:
-    """Return in which order matches are emitted that one event completes and nothing holds back."""
+    """Return the order in which matches completed by one event are emitted, if none is held."""
     queue = MatchQueue()
     for number, first in enumerate(firsts):
         event = Event((first, 0), None)
-        queue.add(PartialMatch(number, Taken("", event, None, event)))
+        queue.add(PartialMatch(number, TakenEvent("", event, None, event)))
     return [queue.pop().state for _ in firsts]
 
 
-#: What a match has taken, by name, in the order in which the names were met.
+#: Events of a match by name, in the order of their first events.
 Match = dict[str, list[Any]]
 
 
-def _match(path: Iterable[Taken], take: Take | None) -> Match:
+def _match(path: Iterable[TakenEvent], take: Take | None) -> Match:
     found: Match = {}
     for one in path:
         event = one.event.value
@@ -181,18 +180,18 @@ def _match(path: Iterable[Taken], take: Take | None) -> Match:
 
 @dataclass(slots=True)
 class MatchState:
-    """The state of one key: a plain value."""
+    """The matching state of one key."""
 
-    #: What is open; the start state among it, unless the key is never to match again.
+    #: Open partial matches, including the start state unless the key can never match again.
     partial: MatchQueue
     #: Matches that wait for older partial matches.
     held: MatchQueue = field(default_factory=MatchQueue)
-    #: What tells the next event that is taken apart from those before it.
+    #: The number of the next taken event.
     next_number: int = 0
 
     @property
     def is_initial(self) -> bool:
-        """Nothing would be lost if it were forgotten."""
+        """True if the state has no information and may be deleted."""
         heap = self.partial._heap
         return len(heap) == 1 and heap[0].last is None and not self.held._heap
 
@@ -202,19 +201,19 @@ class MatchState:
 
 
 class FlatMatches(NamedTuple):
-    """The stored form of a key's open matches: rows that refer to each other by their places."""
+    """The stored form of a key's open matches: rows that refer to each other by their indexes."""
 
-    #: That some partial match has taken, in their order.
+    #: The taken events, in order.
     events: Sequence[Event]
-    #: Of each taken event the number of its name, the event's place, and that of what was taken before.
+    #: Of each taken event: the number of its name, the event's index, and the index of the previous one.
     chains: Sequence[tuple[int, int, int | None]]
-    #: Of each partial match the state, where its chain ends, and whether it is held.
+    #: Of each partial match: the state, the index of its last taken event, and whether it is held.
     matches: Sequence[tuple[int, int | None, bool]]
 
     @staticmethod
     def of(state: MatchState, numbers: Mapping[str, int]) -> FlatMatches:
-        """Return what is open; names have these numbers."""
-        places: dict[Taken, int] = {}
+        """Flatten the open matches of a key; `numbers` has the numbers of names."""
+        places: dict[TakenEvent, int] = {}
         events: dict[Event, int] = {}
         chains: list[tuple[int, int, int | None]] = []
         matches = []
@@ -227,18 +226,18 @@ class FlatMatches(NamedTuple):
                         places[taken] = len(chains)
                         chains.append((numbers[taken.stage], event, before))
                 matches.append((one.state, None if one.last is None else places[one.last], is_held))
-        # Their order tells events of one time apart, and is that of their places.
+        # Events are stored in order; their indexes distinguish events of one time.
         order = sorted(events, key=lambda event: event.at)
         at = {events[event]: place for place, event in enumerate(order)}
         return FlatMatches(order, [(stage, at[event], before) for stage, event, before in chains], matches)
 
     def state(self, names: Sequence[str]) -> MatchState:
-        """Return what is open, put together; names by their numbers."""
-        events, chains = self.events, list[Taken]()
+        """Return the matching state; `names` are in the order of their numbers."""
+        events, chains = self.events, list[TakenEvent]()
         for stage, event, before in self.chains:
             last = None if before is None else chains[before]
             first = events[event] if last is None else last.first
-            chains.append(Taken(names[stage], events[event], last, first))
+            chains.append(TakenEvent(names[stage], events[event], last, first))
         found: tuple[list[PartialMatch], list[PartialMatch]] = ([], [])
         for state, chain, is_held in self.matches:
             found[is_held].append(PartialMatch(state, None if chain is None else chains[chain]))
@@ -246,53 +245,53 @@ class FlatMatches(NamedTuple):
         return MatchState(partial, held, len(events))
 
 
-class At(NamedTuple):
-    """A match, or a partial one, and the time at which its window was over."""
+class TimedMatch(NamedTuple):
+    """A match or a timed-out partial match, and the time at which its window ended."""
 
     match: Match
     time_ms: int
 
 
-#: A take or an ignore that an event is good for: the name under which it would be taken, whether it is, where
-#: that leads, and to what.
+#: A take or ignore transition for an event: the name of the state, True for a take, the target state and its
+#: kind.
 _Way = tuple[str, bool, int, StateKind]
 
 
 @dataclass(slots=True, eq=False)
-class Known:
-    """The answers about events that are known beforehand; one object for all that are answered alike."""
+class EventAnswers:
+    """Results of conditions computed before matching; events with equal results share one object."""
 
-    #: The answers to conditions of one event.
+    #: Results of the conditions on one event.
     facts: dict[Leaf, bool]
-    #: By state, what such an event is good for; grows. None where conditions have to be asked.
+    #: Transitions for such an event by state, filled on demand; None if conditions must be evaluated.
     ways: dict[int, list[_Way]] | None
-    #: Whether such an event may change anything where no partial match is open.
+    #: True if such an event may change something while no partial match is open.
     may_begin: bool = True
 
 
 class EventOutcome(NamedTuple):
-    """The result of one event on a partial match: its successors, and the matches that it completes."""
+    """The result of one event for a partial match: its successors, and the completed matches."""
 
-    #: Of each partial match its state, and the name under which it has taken the event; None: it has not.
+    #: Of each successor its state, and the name under which it has taken the event; None: ignored.
     kept: Sequence[tuple[int, str | None]]
-    #: Of each match that name.
+    #: Of each completed match that name.
     complete: Sequence[str | None]
-    #: Whether what must not come has come; then nothing is kept.
+    #: True if a stop state was reached; then no successor is kept.
     is_stopped: bool
 
 
-class _KnownByAnswers(dict[tuple[bool | None, ...], Known]):
-    def __init__(self, make: Callable[[tuple[bool | None, ...]], Known]) -> None:
+class _KnownByAnswers(dict[tuple[bool | None, ...], EventAnswers]):
+    def __init__(self, make: Callable[[tuple[bool | None, ...]], EventAnswers]) -> None:
         super().__init__()
         self._make = make
 
-    def __missing__(self, answers: tuple[bool | None, ...]) -> Known:
+    def __missing__(self, answers: tuple[bool | None, ...]) -> EventAnswers:
         found = self[answers] = self._make(answers)
         return found
 
 
 class Matcher:
-    """Runs one automaton; holds nothing of any key."""
+    """Runs one automaton; has no state of keys."""
 
     def __init__(self, automaton: Automaton, skip: AfterMatchSkip, take: Take | None = None) -> None:
         self.automaton, self._skip, self.take = automaton, skip, take
@@ -302,8 +301,8 @@ class Matcher:
         self._has_windows_between = any(state.from_previous_ms is not None for state in automaton.states)
         self._window_ms = automaton.first_to_last_ms
         self._has_windows = self._window_ms is not None or self._has_windows_between
-        #: By state: of each transition what asks its condition, None if it always holds; and what it is good
-        #: for, or else the state in which the event is tried at once.
+        #: Of each transition by state: its condition, None if it always holds; its take or ignore, None for a
+        #: proceed; and its target.
         self._transitions = tuple(
             tuple(
                 (
@@ -318,7 +317,7 @@ class Matcher:
             for state in automaton.states
         )
         self._proceeds = tuple(any(way is None for _, way, _ in ways) for ways in self._transitions)
-        #: The same of states without proceeds; None of others.
+        #: The same for states without proceeds; None for others.
         self._direct = tuple(
             None if proceeds else tuple((asked, way) for asked, way, _ in ways if way is not None)
             for proceeds, ways in zip(self._proceeds, self._transitions, strict=True)
@@ -326,8 +325,8 @@ class Matcher:
         self._begin = PartialMatch(automaton.start, None)
         self._step = _Step(self)
         self._asks_nobody = all(isinstance(leaf, ColumnCondition) for leaf in automaton.leaves)
-        #: By answers to the conditions of the automaton, in their order; None where nobody has asked.
-        self.known: Mapping[tuple[bool | None, ...], Known] = _KnownByAnswers(self._known)
+        #: Cache by results of the automaton's conditions, in order; a result is None if it was not evaluated.
+        self.known: Mapping[tuple[bool | None, ...], EventAnswers] = _KnownByAnswers(self._answer)
 
     def initial(self) -> MatchState:
         return MatchState(MatchQueue([self._begin]))
@@ -337,10 +336,10 @@ class Matcher:
         state: MatchState,
         event: Any,
         time_ms: int,
-        known: Known | None = None,
+        known: EventAnswers | None = None,
         processing_time_ms: int = 0,
     ) -> list[Match]:
-        # Time has been advanced to the event.
+        # The caller has advanced the time to the event.
         step, proceeds, looks_back = self._step, self._proceeds, self._looks_back
         ways: dict[int, list[_Way]] | None = None
         if known is None:
@@ -367,7 +366,7 @@ class Matcher:
                     if taken is None:
                         taken = Event((time_ms, state.next_number), event)
                         state.next_number += 1
-                    last = Taken(stage, taken, before, taken if before is None else before.first)
+                    last = TakenEvent(stage, taken, before, taken if before is None else before.first)
                     following = made((target, last))
                     final = step.final_past(target) if proceeds[target] else None
                     if final is not None:
@@ -389,7 +388,7 @@ class Matcher:
             changed = changed or len(kept) != so_far + 1 or kept[so_far] is not one
         if changed:
             state.partial = MatchQueue.of(kept)
-        # Events leave, too: what was open may have held a match back.
+        # An event may also discard partial matches that have held a match back.
         if not state.held._heap:
             if not complete:
                 return []
@@ -397,11 +396,11 @@ class Matcher:
                 end = complete[0].last
                 assert end is not None
                 return [_match(end.path(), self.take)]
-        return [match for _, match in self._completed(state, complete)]
+        return [match for _, match in self._collect_matches(state, complete)]
 
     def outcome(self, state: int, answers: Sequence[bool]) -> EventOutcome:
-        """Return what an event makes of a partial match in a state, as :meth:`process` would have it."""
-        # The start state is not among what is kept: it stays, unless the event stops it.
+        """Return the result of an event for a partial match in a state; the same as in :meth:`process`."""
+        # The start state is not among the successors: it stays, unless the event stops it.
         step, is_start = self._step, state == self.automaton.start
         step.facts, step.last = dict(zip(self.automaton.leaves, answers, strict=True)), None
         kept: list[tuple[int, str | None]] = []
@@ -422,39 +421,41 @@ class Matcher:
         return EventOutcome([] if is_stopped else kept, complete, is_stopped)
 
     def is_due(self, state: MatchState, time_ms: int) -> bool:
-        """Return whether time has to be advanced, since a partial match may be over."""
+        """Return True if time must be advanced since a partial match may have timed out."""
         if self._has_windows_between:
             return True
         heap = state.partial._heap
         if self._window_ms is None or not heap:
             return False
-        # Of one window for all the oldest is the first to be over.
+        # With one window for all, the oldest partial match times out first.
         oldest = heap[0].last
         return oldest is not None and time_ms >= oldest.first.at[0] + self._window_ms
 
-    def _known(self, answers: tuple[bool | None, ...]) -> Known:
+    def _answer(self, answers: tuple[bool | None, ...]) -> EventAnswers:
         given = zip(self.automaton.leaves, answers, strict=True)
         facts = {leaf: answer for leaf, answer in given if answer is not None}
         if not self._asks_nobody:
-            return Known(facts, None)
+            return EventAnswers(facts, None)
         if None in answers:
-            # Whoever asks for what nobody knows is told.
-            return Known(facts, {})
+            # A condition without a result raises an error where it is used.
+            return EventAnswers(facts, {})
         self._step.facts, self._step.last = facts, None
         begins = self._step.find_ways(self.automaton.start)
-        return Known(facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins))
+        return EventAnswers(
+            facts, {}, any(is_taken or kind is StateKind.STOP for _, is_taken, _, kind in begins)
+        )
 
-    def advance(self, state: MatchState, time_ms: int) -> tuple[list[At], list[At]]:
-        """Say that no event before a time comes any more; return what that completes, and what it ends."""
+    def advance(self, state: MatchState, time_ms: int) -> tuple[list[TimedMatch], list[TimedMatch]]:
+        """Advance the time, before which no event comes any more; return completed and timed-out matches."""
         if not self._has_windows or not self.is_due(state, time_ms):
             return [], []
-        # Times are those of windows, so they do not depend on how often this is called. A match that was held
-        # back has the time at which the last partial match that did so was over.
+        # Times are those of window ends, so they do not depend on how often this is called. A match that was
+        # held has the time at which the last partial match that held it timed out.
         partial, complete, over = MatchQueue(), [], []
         completed_ms: dict[int, int] = {}
         freed_ms = _BEFORE_ALL
         for one in state.partial:
-            ended_ms = self._ended_ms(one, time_ms)
+            ended_ms = self._find_timeout_ms(one, time_ms)
             if ended_ms is None:
                 partial.add(one)
                 continue
@@ -464,13 +465,13 @@ class Matcher:
                 completed_ms[id(one)] = ended_ms
             else:
                 assert one.last is not None
-                over.append(At(_match(one.last.path(), self.take), ended_ms))
+                over.append(TimedMatch(_match(one.last.path(), self.take), ended_ms))
         state.partial = partial
-        found = self._completed(state, complete)
-        return [At(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
+        found = self._collect_matches(state, complete)
+        return [TimedMatch(match, completed_ms.get(id(one), freed_ms)) for one, match in found], over
 
     def keep_to(self, state: MatchState, limit: OpenMatches) -> int:
-        """Give up partial matches that are too many, and return how many; what is held stays."""
+        """Discard partial matches above the limit, and return their number; held matches stay."""
         too_many = state.open_count - limit.most
         if too_many <= 0:
             return 0
@@ -498,19 +499,22 @@ class Matcher:
         )
         return min((end for end in ends if end is not None), default=None)
 
-    def _ended_ms(self, one: PartialMatch, time_ms: int) -> int | None:
+    def _find_timeout_ms(self, one: PartialMatch, time_ms: int) -> int | None:
         if one.last is None:
             return None
         window, from_previous = self.automaton.first_to_last_ms, self._states[one.state].from_previous_ms
-        # The nearer window is asked first: its end is what is told, also where the other is over, too.
+        # The shorter window comes first: its end is the time of the timeout, even if the other has ended,
+        # too.
         if from_previous is not None and time_ms >= one.last.event.time_ms + from_previous:
             return one.last.event.time_ms + from_previous
         if window is not None and time_ms >= one.last.first.time_ms + window:
             return one.last.first.time_ms + window
         return None
 
-    def _completed(self, state: MatchState, complete: list[PartialMatch]) -> list[tuple[PartialMatch, Match]]:
-        """Return the matches that can be emitted now, the one that begins first first."""
+    def _collect_matches(
+        self, state: MatchState, complete: list[PartialMatch]
+    ) -> list[tuple[PartialMatch, Match]]:
+        """Return the matches that can be emitted now, in the order of their first events."""
         for one in MatchQueue.of(complete):
             state.held.add(one)
         found: list[tuple[PartialMatch, Match]] = []
@@ -521,15 +525,15 @@ class Matcher:
             state.held.pop()
             assert first.last is not None
             path = first.last.path()
-            is_over = self._skipping(path)
+            is_over = self._make_skip_predicate(path)
             if is_over is not None:
                 state.partial.remove(is_over)
                 state.held.remove(is_over)
             found.append((first, _match(path, self.take)))
         return found
 
-    def _skipping(self, path: list[Taken]) -> Callable[[PartialMatch], bool] | None:
-        """Return what says which others a match puts an end to; None if it does to none."""
+    def _make_skip_predicate(self, path: list[TakenEvent]) -> Callable[[PartialMatch], bool] | None:
+        """Return the predicate for matches that this one discards; None if it discards none."""
         match self._skip.kind:
             case Skip.NONE:
                 return None
@@ -546,7 +550,7 @@ class Matcher:
                 return lambda one: one.last is not None and begins(one) < before
         return lambda one: one.last is not None and begins(one) <= up_to
 
-    def _check_skip(self, path: list[Taken], named: list[tuple[int, int]], kind: Skip) -> None:
+    def _check_skip(self, path: list[TakenEvent], named: list[tuple[int, int]], kind: Skip) -> None:
         if not self._skip.raises:
             return
         at = None if not named else named[0] if kind is Skip.TO_FIRST else named[-1]
@@ -561,7 +565,7 @@ class Matcher:
 
 
 class _Step:
-    """One event beside all partial matches of its key; conditions are asked about it, and look back by it."""
+    """One event during its match with all partial matches of its key: the input and context of conditions."""
 
     __slots__ = ("_matcher", "context", "event", "facts", "last", "processing_time_ms", "take", "time_ms")
 
@@ -569,7 +573,7 @@ class _Step:
         self._matcher, self.context, self.take = matcher, self, matcher.take
         self.event: Any = None
         self.facts: dict[Leaf, bool] = {}
-        self.last: Taken | None = None
+        self.last: TakenEvent | None = None
         self.time_ms = self.processing_time_ms = 0
 
     def events_for(self, name: str) -> list[Any]:
@@ -588,7 +592,7 @@ class _Step:
         return self.processing_time_ms
 
     def find_ways(self, state: int) -> list[_Way]:
-        """Return what the event is good for in a state, behind proceeds as well."""
+        """Return the takes and ignores of the event in a state, also those after proceeds."""
         direct = self._matcher._direct[state]
         if direct is not None:
             return [way for holds, way in direct if holds is None or holds(self)]
@@ -605,7 +609,7 @@ class _Step:
         return found
 
     def final_past(self, state: int) -> int | None:
-        """Return the final state that is reached from a state without another event; None if none is."""
+        """Return the final state that a state reaches without another event; None if there is none."""
         kinds, transitions, waiting = self._matcher._kinds, self._matcher._transitions, [state]
         while waiting:
             for holds, way, target in transitions[waiting.pop()]:

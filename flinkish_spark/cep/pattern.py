@@ -1,6 +1,6 @@
-"""Patterns as a program writes them: names in an order, with conditions, repetitions and windows.
+"""The API of patterns: names in an order, with conditions, repetitions and windows.
 
-The words and what they mean are Flink's; a pattern is a value, though: each call returns another one.
+Names and semantics are Flink's, but a pattern is immutable: each call returns a new one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import Always, ConditionLike, EventCondition, Or, both, condition_of
 from flinkish_spark.cep.stages import DELIMITER, AfterMatchSkip, Contiguity, Stage, Stages, Times, WithinType
 from flinkish_spark.core.errors import PatternError
@@ -18,15 +18,16 @@ from flinkish_spark.protocol.limits import UnusableValueError
 
 @dataclass(frozen=True, slots=True)
 class Pattern(Stages):
-    """What is looked for in a stream, one event after the other.
+    """A sequence of events to search for in a stream.
 
-    Begun by :meth:`begin`. What is called then says more about the name that stands last: conditions,
-    repetitions, windows; or adds another name. A pattern never changes; each call returns a new one.
+    Create one with :meth:`begin`. Later calls describe the last name (conditions, repetitions, windows) or
+    add another name. A pattern is immutable; each call returns a new one.
 
     Raises
     ------
     PatternError
-        Of every call: what it says cannot be. The message says why, and names what it is said of.
+        From every call: the pattern would be invalid. The message has the reason, and the name in the
+        pattern.
 
     Examples
     --------
@@ -46,7 +47,7 @@ class Pattern(Stages):
         Parameters
         ----------
         skip
-            What a match puts an end to; by default nothing, and every match is emitted.
+            The matches that a match discards; by default none, so that every match is emitted.
         """
         if skip is not None and not isinstance(skip, AfterMatchSkip):
             raise PatternError(
@@ -56,33 +57,33 @@ class Pattern(Stages):
         return Pattern((_stage(first, Contiguity.STRICT),), skip or AfterMatchSkip())
 
     def next(self, following: str | Pattern) -> Pattern:
-        """Add what the very next event has to be."""
-        return self._with(following, Contiguity.STRICT)
+        """Add a name for the very next event."""
+        return self._add_stage(following, Contiguity.STRICT)
 
     def followed_by(self, following: str | Pattern) -> Pattern:
-        """Add what has to come; events that do not fit may stand before it."""
-        return self._with(following, Contiguity.RELAXED)
+        """Add a name for a later event; events that do not fit may come in between."""
+        return self._add_stage(following, Contiguity.RELAXED)
 
     def followed_by_any(self, following: str | Pattern) -> Pattern:
-        """Add what has to come; of several that fit each is tried."""
-        return self._with(following, Contiguity.RELAXED_ANY)
+        """Add a name for a later event; each event that fits gives a match."""
+        return self._add_stage(following, Contiguity.RELAXED_ANY)
 
     def not_next(self, name: str) -> Pattern:
-        """Add what the very next event must not be."""
-        return self._without(name, Contiguity.NOT_NEXT)
+        """Add a negated name: the very next event must not fit."""
+        return self._add_negation(name, Contiguity.NOT_NEXT)
 
     def not_followed_by(self, name: str) -> Pattern:
-        """Add what must not come before what follows; at the end of a pattern, before its window is over."""
-        return self._without(name, Contiguity.NOT_FOLLOWED_BY)
+        """Add a negated name: no event may fit before the next name's event, or before the window is over."""
+        return self._add_negation(name, Contiguity.NOT_FOLLOWED_BY)
 
     def where(self, condition: ConditionLike) -> Pattern:
-        """Ask for a condition of the last name, besides those that it has."""
+        """Add a condition to the last name; events must meet all of its conditions."""
         self._no_group("where")
         last, asked = self._last, condition_of(condition, f"{self._last.name}.where")
         return self._last_as(condition=both(last.condition, asked))
 
     def or_where(self, condition: ConditionLike) -> Pattern:
-        """Let events of the last name fit that meet this condition, whatever it asked for before."""
+        """Add an alternative to the last name's conditions: an event must meet this or all of them."""
         self._no_group("or_where")
         last, asked = self._last, condition_of(condition, f"{self._last.name}.or_where")
         return self._last_as(
@@ -90,7 +91,7 @@ class Pattern(Stages):
         )
 
     def subtype(self, kind: type) -> Pattern:
-        """Ask events of the last name to be instances of a class, besides all else."""
+        """Add a condition to the last name: its events must be instances of a class."""
         self._no_group("subtype")
         if not isinstance(kind, type):
             raise PatternError(f"subtype() of {self._last} got {kind!r}", what_to_do="give it a class")
@@ -99,20 +100,20 @@ class Pattern(Stages):
         return self._last_as(condition=both(last.condition, asked))
 
     def until(self, condition: ConditionLike) -> Pattern:
-        """End the repetitions of the last name, or group, with an event; it is none of them itself."""
+        """End the repetitions of the last name, or group, at an event that meets a condition."""
         last = self._last
         if last.until is not None:
             self._refuse("has two until()", "one event ends it", "join the conditions in one function")
         if not last.is_loop:
             self._refuse(
                 "has an until()",
-                "only what comes any number of times can be ended by it",
+                "it can end only a name that repeats any number of times",
                 "call one_or_more() or times_or_more() before it",
             )
         return self._last_as(until=condition_of(condition, f"{last.name}.until"))
 
     def optional(self) -> Pattern:
-        """Let the last name, or group, be missing."""
+        """Make the last name, or group, optional."""
         last = self._last
         if len(self.stages) > 1 and self.stages[-2].is_greedy:
             self._refuse(
@@ -121,44 +122,45 @@ class Pattern(Stages):
                 "leave one of the two out",
             )
         if last.is_optional:
-            self._refuse("is optional twice", "once says it all", "leave the second out")
+            self._refuse("is optional twice", "once is enough", "leave the second out")
         if last.contiguity.is_negation:
-            self._refuse("is optional", "it says what must not come", "leave optional() out")
+            self._refuse("is optional", "the name is negated", "leave optional() out")
         return self._last_as(is_optional=True)
 
     def one_or_more(self, window_ms: Duration | None = None) -> Pattern:
-        """Let the last name, or group, come any number of times.
+        """Repeat the last name, or group, one or more times.
 
         Parameters
         ----------
         window_ms
-            How much time may lie between two of them; by default any. Of all repetitions.
+            Maximum time between two repetitions; by default unlimited.
         """
-        return self._repeated("one_or_more", Times(1, None, _to_ms(window_ms)))
+        return self._repeat("one_or_more", Times(1, None, _to_ms(window_ms)))
 
     def times(self, least: int, most: int | None = None, *, window_ms: Duration | None = None) -> Pattern:
-        """Ask for the last name, or group, so many times.
+        """Repeat the last name, or group, a number of times.
 
         Parameters
         ----------
         least, most
-            From so many to so many times; `most` is `least` if it is left out. From 0: it may be missing.
+            Minimum and maximum number of repetitions; `most` is `least` by default. With `least` 0 it is
+            optional.
         """
         _check_whole("times", least, 0 if most is not None else 1)
         if most is not None:
             _check_whole("times", most, max(least, 1))
-        repeated = self._repeated(
+        repeated = self._repeat(
             "times", Times(max(least, 1), least if most is None else most, _to_ms(window_ms))
         )
         return repeated._last_as(is_optional=True) if least == 0 else repeated
 
     def times_or_more(self, least: int, window_ms: Duration | None = None) -> Pattern:
-        """Ask for the last name, or group, so many times at least."""
+        """Repeat the last name, or group, at least a number of times."""
         _check_whole("times_or_more", least, 1)
-        return self._repeated("times_or_more", Times(least, None, _to_ms(window_ms)))
+        return self._repeat("times_or_more", Times(least, None, _to_ms(window_ms)))
 
     def greedy(self) -> Pattern:
-        """Let the last name take as many events as it can: one that fits is not tried as what follows."""
+        """Make the last name greedy: an event that fits it is not tried for the next name."""
         last = self._last
         self._no_negation("greedy")
         if last.group is not None:
@@ -174,24 +176,24 @@ class Pattern(Stages):
         return self._last_as(is_greedy=True)
 
     def consecutive(self) -> Pattern:
-        """Let nothing stand between the repetitions of the last name."""
-        return self._between(Contiguity.STRICT, "consecutive")
+        """Allow no events between the repetitions of the last name."""
+        return self._set_contiguity(Contiguity.STRICT, "consecutive")
 
     def allow_combinations(self) -> Pattern:
-        """Let repetitions of the last name pass over events that fit."""
-        return self._between(Contiguity.RELAXED_ANY, "allow_combinations")
+        """Allow the repetitions of the last name to ignore events that fit."""
+        return self._set_contiguity(Contiguity.RELAXED_ANY, "allow_combinations")
 
     def within(self, window_ms: Duration, within: WithinType = WithinType.FIRST_AND_LAST) -> Pattern:
-        """Give a match no more time than this.
+        """Limit the duration of a match.
 
         Parameters
         ----------
         window_ms
-            From 1. A partial match for which the time is up is timed out; events that are just so far apart
-            are too far apart.
+            At least 1. A partial match times out at this duration; events exactly this far apart do not
+            match.
         within
-            From the first event of the pattern to its last: then the least of all that were said counts. Or
-            from the event before to the one of the last name.
+            The window is from the first event of the pattern to its last (the shortest of several counts), or
+            from the previous event to the one of the last name.
         """
         most_ms = _to_ms(window_ms)
         _check_whole("within", most_ms, 1)
@@ -205,18 +207,18 @@ class Pattern(Stages):
         )
 
     def explain(self) -> str:
-        """Return the automaton as a table: the very one that runs.
+        """Return the automaton that will run, as a table.
 
         Raises
         ------
         PatternError
-            The pattern cannot be compiled; of this call, and where it is given to a stream.
+            The pattern cannot be compiled. Giving it to a stream raises the same error.
         """
-        return str(compiled(self))
+        return str(compile_pattern(self))
 
     def to_dot(self) -> str:
-        """Return the automaton as a graph, in the language of Graphviz."""
-        return compiled(self).to_dot()
+        """Return the automaton as a graph in Graphviz's DOT."""
+        return compile_pattern(self).to_dot()
 
     @property
     def _last(self) -> Stage:
@@ -225,51 +227,51 @@ class Pattern(Stages):
     def _last_as(self, **facts: Any) -> Pattern:
         return replace(self, stages=(*self.stages[:-1], replace(self._last, **facts)))
 
-    def _with(self, following: str | Pattern, contiguity: Contiguity) -> Pattern:
+    def _add_stage(self, following: str | Pattern, contiguity: Contiguity) -> Pattern:
         return replace(self, stages=(*self.stages, _stage(following, contiguity)))
 
-    def _without(self, name: str, contiguity: Contiguity) -> Pattern:
+    def _add_negation(self, name: str, contiguity: Contiguity) -> Pattern:
         given: object = name
         if isinstance(given, Pattern):
             raise PatternError(
-                f"what is {contiguity.value} is the group {given.names}",
+                f"{contiguity.value} has the group {given.names}",
                 why="a group has no condition that an event could fail",
                 what_to_do="give a name, and its condition by where()",
             )
         if self._last.is_optional:
             self._refuse(
                 f"is optional, and '{name}' is {contiguity.value}",
-                "where it is missing nobody could say from which event on",
+                "without an event of it the negation has no first event",
                 "use two patterns, one with the optional name and one without",
             )
-        return self._with(name, contiguity)
+        return self._add_stage(name, contiguity)
 
-    def _repeated(self, call: str, times: Times) -> Pattern:
+    def _repeat(self, call: str, times: Times) -> Pattern:
         self._no_negation(call)
         if self._last.times is not None:
             self._refuse(f"has {call}() and another repetition", "it has one", "leave one of them out")
         if times.window_ms is not None:
             _check_whole(call, times.window_ms, 1)
-        # What was said of the name before counts no more, as in Flink: optional() comes behind it.
+        # As in Flink, a repetition resets optional() and greedy(): call them after it.
         return self._last_as(times=times, is_optional=False, is_greedy=False, inner=Contiguity.RELAXED)
 
-    def _between(self, inner: Contiguity, call: str) -> Pattern:
+    def _set_contiguity(self, inner: Contiguity, call: str) -> Pattern:
         last = self._last
         if last.times is None:
             self._refuse(f"has {call}()", "it comes once", "call times() or one_or_more() before it")
         if last.inner is inner:
-            self._refuse(f"has {call}() twice", "once says it all", "leave the second out")
+            self._refuse(f"has {call}() twice", "once is enough", "leave the second out")
         if last.inner is not Contiguity.RELAXED:
             self._refuse(
                 "has consecutive() and allow_combinations()",
-                "one lets nothing stand between events, the other everything",
+                "one allows no events in between, the other one all",
                 "leave one of the two out",
             )
         return self._last_as(inner=inner)
 
     def _no_negation(self, call: str) -> None:
         if self._last.contiguity.is_negation:
-            self._refuse(f"has {call}()", "it says what must not come", f"leave {call}() out")
+            self._refuse(f"has {call}()", "the name is negated", f"leave {call}() out")
 
     def _no_group(self, call: str) -> None:
         if self._last.group is not None:

@@ -1,8 +1,8 @@
-"""Row patterns as SQL has them: a regular expression over rows, one right behind the other.
+"""SQL row patterns (MATCH_RECOGNIZE): a regular expression over adjacent rows.
 
-A row pattern is compiled to the same kind of table as a :class:`~flinkish_spark.cep.pattern.Pattern`; the
-order of a state's transitions is that of preference. It is run by another matcher, since SQL wants another
-thing: not all matches, but for each row the one that is preferred, of rows that earlier matches have left.
+A row pattern is compiled to the same kind of table as a :class:`~flinkish_spark.cep.pattern.Pattern`, with a
+state's transitions in the order of preference. It has its own matcher, since SQL needs not all matches but,
+for each start row, the preferred one, among the rows after earlier matches.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from flinkish_spark.cep.expressions import (
     Expression,
     Frame,
     MatchNumber,
-    MoreRowsNeeded,
-    Navigated,
+    Navigation,
+    UnknownRowError,
 )
 from flinkish_spark.cep.stages import DELIMITER, Skip
 from flinkish_spark.core.errors import PatternError
@@ -36,22 +36,22 @@ class Variable(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class InOrder(RowPattern):
-    """Parts one behind the other; none of them is nothing, which always fits."""
+class Concatenation(RowPattern):
+    """A sequence of parts; without parts it matches nothing, which always fits."""
 
     parts: tuple[RowPattern, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OneOf(RowPattern):
-    """One of several, the first that fits preferred."""
+    """Alternatives, in the order of preference."""
 
     options: tuple[RowPattern, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Repeated(RowPattern):
-    """A part so many times, more or fewer preferred; `most` None: any number."""
+class Repetition(RowPattern):
+    """A part with a quantifier, greedy or reluctant; `most` None: unlimited."""
 
     of: RowPattern
     least: int
@@ -60,21 +60,21 @@ class Repeated(RowPattern):
 
 
 @dataclass(frozen=True, slots=True)
-class Excluded(RowPattern):
-    """A part whose rows are not told where all rows of a match are."""
+class Exclusion(RowPattern):
+    """SQL's {- -}: a part whose rows are left out of ALL ROWS PER MATCH."""
 
     of: RowPattern
 
 
 @dataclass(frozen=True, slots=True)
 class Anchor(RowPattern):
-    """Nothing, before the first row of the key; or behind its last one, which nobody knows before the end."""
+    """SQL's ^ before the first row of the key, or $ after the last one, which is known only at the end."""
 
     is_first: bool
 
 
 class RowsPerMatch(enum.Enum):
-    """The rows that come out for a match, and for rows that are in none."""
+    """The output rows of a match, and of rows without one."""
 
     ONE_ROW = "ONE ROW PER MATCH"
     ALL_ROWS = "ALL ROWS PER MATCH SHOW EMPTY MATCHES"
@@ -84,41 +84,41 @@ class RowsPerMatch(enum.Enum):
 
 @dataclass(frozen=True)
 class RowSearch:
-    """A row pattern and all that is said of it; what compiling and running take."""
+    """A row pattern with its clauses: the input of compiler and matcher."""
 
     pattern: RowPattern
-    #: What a row has to be to be a variable; one that is missing is any row.
+    #: Conditions of variables; any row fits a variable without one.
     defined: dict[str, Expression] = field(default_factory=dict)
-    #: What is told of a match, by name.
+    #: Measures of a match, by name.
     measures: tuple[tuple[str, Expression], ...] = ()
     rows: RowsPerMatch = RowsPerMatch.ONE_ROW
-    #: Where the search goes on behind a match, and for rows of variables of which.
+    #: The row after a match at which the search continues, and the variables that it is relative to.
     skip: Skip = Skip.PAST_LAST
     skip_to: frozenset[str] = frozenset()
-    #: How much time a match may take; None: any.
+    #: Maximum duration of a match; None: unlimited.
     window_ms: int | None = None
 
 
 _CHOICE, _ROUND, _END = "$choice$", "$round$", "$end$"
-#: Before the name under which a row is taken that is not told.
+#: Prefix of the name of a state whose rows are excluded from the output.
 _HIDDEN = "-"
-#: As many states are more than anybody reads.
+#: Limit of the number of states.
 _MOST_STATES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class _AtPlace(Condition):
-    """Asked about a place between two rows."""
+class _AnchorCondition(Condition):
+    """The condition of an anchor, on a gap between two rows."""
 
     is_first: bool
     looks_back = True
 
     def holds(self, given: Any) -> bool:
-        place: _Between = given
+        place: _RowGap = given
         if self.is_first:
             return place.is_first
         if place.is_known_last is None:
-            raise MoreRowsNeeded
+            raise UnknownRowError
         return place.is_known_last
 
     def __str__(self) -> str:
@@ -126,24 +126,24 @@ class _AtPlace(Condition):
 
 
 @dataclass(frozen=True, slots=True)
-class _Between:
-    """Between which rows a place is; None: nobody knows yet whether it is the last."""
+class _RowGap:
+    """A gap between two rows; `is_known_last` is None while another row may follow."""
 
     is_first: bool
     is_known_last: bool | None
-    #: Rounds of loops that have begun here.
+    #: Loop rounds that began at this gap.
     begun: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class _WithoutRow(Condition):
-    """Asked behind a round of a loop, by the name of the state that began it."""
+class _EmptyRound(Condition):
+    """The condition that a loop round, named by its first state, took no row."""
 
     round: str
     looks_back = True
 
     def holds(self, given: Any) -> bool:
-        place: _Between = given
+        place: _RowGap = given
         return self.round in place.begun
 
     def __str__(self) -> str:
@@ -158,33 +158,33 @@ class _RowCompiler:
     def compile(self, pattern: RowPattern) -> Automaton:
         end = self._state(_END, _END, StateKind.FINAL)
         start = self._state("$start$", _CHOICE, StateKind.START)
-        start.add(Action.PROCEED, self._before(pattern, end, is_excluded=False), ALWAYS)
+        start.add(Action.PROCEED, self._build(pattern, end, is_excluded=False), ALWAYS)
         return Automaton.of(self._states.values())
 
-    def _before(self, part: RowPattern, then: Draft, *, is_excluded: bool) -> Draft:
-        """Return the first state of a part that goes on with `then`."""
+    def _build(self, part: RowPattern, then: Draft, *, is_excluded: bool) -> Draft:
+        """Return the first state of a part that continues with `then`."""
         match part:
             case Variable(name):
                 state = self._state(name, (_HIDDEN if is_excluded else "") + name, StateKind.NORMAL)
                 state.add(Action.TAKE, then, ALWAYS)
                 return state
-            case InOrder(parts):
+            case Concatenation(parts):
                 for one in reversed(parts):
-                    then = self._before(one, then, is_excluded=is_excluded)
+                    then = self._build(one, then, is_excluded=is_excluded)
                 return then
             case OneOf(options):
-                return self._choice([self._before(one, then, is_excluded=is_excluded) for one in options])
-            case Excluded(of):
-                return self._before(of, then, is_excluded=True)
+                return self._choice([self._build(one, then, is_excluded=is_excluded) for one in options])
+            case Exclusion(of):
+                return self._build(of, then, is_excluded=True)
             case Anchor(is_first):
                 state = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-                state.add(Action.PROCEED, then, _AtPlace(is_first))
+                state.add(Action.PROCEED, then, _AnchorCondition(is_first))
                 return state
-            case Repeated(of, least, most, is_greedy):
-                return self._repeated(of, least, most, is_greedy, then, is_excluded)
+            case Repetition(of, least, most, is_greedy):
+                return self._repeat(of, least, most, is_greedy, then, is_excluded)
         raise AssertionError(part)
 
-    def _repeated(
+    def _repeat(
         self,
         of: RowPattern,
         least: int,
@@ -206,18 +206,18 @@ class _RowCompiler:
         if least:
             then = self._round(of, then, after, is_excluded)
         for _ in range(least - 1):
-            then = self._before(of, then, is_excluded=is_excluded)
+            then = self._build(of, then, is_excluded=is_excluded)
         return then
 
     def _round(self, of: RowPattern, then: Draft, after: Draft, is_excluded: bool) -> Draft:
-        """Return the first state of a round with which a loop has enough: one without a row is the last."""
+        """Return the first state of a loop round; a round without a row ends the loop."""
         if then is after or not _may_be_nothing(of):
-            return self._before(of, then, is_excluded=is_excluded)
+            return self._build(of, then, is_excluded=is_excluded)
         begin = self._state(_ROUND, _CHOICE, StateKind.NORMAL)
         end = self._state(_CHOICE, _CHOICE, StateKind.NORMAL)
-        without = _WithoutRow(begin.name)
+        without = _EmptyRound(begin.name)
         end.ways += [(Action.PROCEED, after, without), (Action.PROCEED, then, Not(without))]
-        self._prefer(begin, [self._before(of, end, is_excluded=is_excluded)])
+        self._prefer(begin, [self._build(of, end, is_excluded=is_excluded)])
         return begin
 
     def _choice(self, options: Sequence[Draft]) -> Draft:
@@ -233,8 +233,8 @@ class _RowCompiler:
         if len(self._states) >= _MOST_STATES:
             raise PatternError(
                 f"a row pattern has more than {_MOST_STATES} states",
-                why="each repetition that is counted has its own, and PERMUTE has those of all orders",
-                what_to_do="use smaller numbers of times, or permute fewer variables",
+                why="each counted repetition has its own states, and PERMUTE has those of all orders",
+                what_to_do="use smaller numbers of repetitions, or permute fewer variables",
             )
         number = self._numbers[name] = self._numbers.get(name, -1) + 1
         unused = f"{name}{DELIMITER}{number}"
@@ -246,30 +246,30 @@ def _may_be_nothing(pattern: RowPattern) -> bool:
     match pattern:
         case Variable():
             return False
-        case InOrder(parts):
+        case Concatenation(parts):
             return all(map(_may_be_nothing, parts))
         case OneOf(options):
             return any(map(_may_be_nothing, options))
-        case Repeated(of, least):
+        case Repetition(of, least):
             return least == 0 or _may_be_nothing(of)
-        case Excluded(of):
+        case Exclusion(of):
             return _may_be_nothing(of)
     return True
 
 
 @dataclass(slots=True)
 class RowState:
-    #: Those from `start` on, and as many before as may be looked at.
+    #: Rows from `start` on, and those before it that expressions may read.
     rows: list[Sequence[Any]] = field(default_factory=list)
     times_ms: list[int] = field(default_factory=list)
-    #: The place of the row with which the next match may begin.
+    #: Index of the row with which the next match may begin.
     start: int = 0
-    #: Up to which place rows are in a match that was told.
+    #: End index of the rows that are in an emitted match.
     covered: int = 0
-    #: How many rows of the key are known no more.
+    #: Number of rows of the key that were deleted.
     gone: int = 0
     matches: int = 0
-    #: By variable, of each row whether it can be it; None where nobody has asked. May be left out.
+    #: For each variable, by row: True if the row can be it, None if not evaluated. May be left out.
     facts: dict[str, list[bool | None]] = field(default_factory=dict)
 
     def forget(self, count: int) -> None:
@@ -282,21 +282,21 @@ class RowState:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A row that comes out: of a match, or one that is in none."""
+class OutputRow:
+    """An output row: of a match, or an unmatched row."""
 
-    #: The times of the match's first and last row, or of the row.
+    #: Times of the match's first and last row, or of the unmatched row.
     first_ms: int
     time_ms: int
-    #: The row of the input; None where one row is told per match.
+    #: The input row; None for ONE ROW PER MATCH.
     row: Sequence[Any] | None
-    #: Of the measures; null for a row that is in no match.
+    #: Values of the measures; null for an unmatched row.
     values: tuple[Any, ...]
     first: Sequence[Any]
 
 
 class RowMatcher:
-    """Runs one row pattern; holds nothing of any key."""
+    """Runs one row pattern; has no state of keys."""
 
     def __init__(self, search: RowSearch) -> None:
         self.search, self.automaton = search, _RowCompiler().compile(search.pattern)
@@ -304,24 +304,24 @@ class RowMatcher:
         self._hides = [state.stage.startswith(_HIDDEN) for state in self.automaton.states]
         expressions = (*search.defined.values(), *(measure for _, measure in search.measures))
         parts = [one for made in expressions for one in made.all_parts()]
-        #: How many rows before a match's first one are looked at.
-        self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigated)), default=0)
-        #: Whether the number of a key's matches is asked for, and whether a row is its first.
+        #: Number of rows before a match that expressions read.
+        self._rows_before = max((-one.rows for one in parts if isinstance(one, Navigation)), default=0)
+        #: True if expressions read MATCH_NUMBER(); True if the pattern has the anchor ^.
         self.asks_for_number = any(isinstance(one, MatchNumber) for one in parts)
         self.asks_for_first = any(
-            isinstance(one.condition, _AtPlace) and one.condition.is_first
+            isinstance(one.condition, _AnchorCondition) and one.condition.is_first
             for at in self.automaton.states
             for one in at.transitions
         )
-        #: Variables that a row can be, or cannot be, whatever stands before it in a match.
+        #: Variables whose conditions do not depend on the match.
         self._of_place = [name for name, made in search.defined.items() if is_of_place(name, made)]
-        # Of such alone a place that has failed once fails again.
+        # If all variables are such, a row index that has failed once fails again.
         self._is_local = len(self._of_place) == len(search.defined)
         self._first = self._first_variables()
 
-    def run(self, state: RowState, ended_to_ms: int) -> list[Told]:
-        """Return what can be told now; no row up to `ended_to_ms` comes any more."""
-        told: list[Told] = []
+    def run(self, state: RowState, ended_to_ms: int) -> list[OutputRow]:
+        """Return the output rows that are certain now: no row up to `ended_to_ms` comes any more."""
+        told: list[OutputRow] = []
         for name in self._of_place:
             own = state.facts.setdefault(name, [])
             own += [None] * (len(state.rows) - len(own))
@@ -341,7 +341,7 @@ class RowMatcher:
                     continue
                 labels, hidden = found
                 told += list(self._tell(state, labels, hidden, is_ended))
-            except MoreRowsNeeded:
+            except UnknownRowError:
                 break
             state.matches += 1
             state.covered = max(state.covered, state.start + len(labels))
@@ -349,7 +349,7 @@ class RowMatcher:
         return told
 
     def next_deadline_ms(self, state: RowState) -> int | None:
-        """Return when the rows that wait are decided about, whatever comes; None if no row waits."""
+        """Return the time at which the waiting rows are decided at the latest; None if no row waits."""
         if state.start >= len(state.rows):
             return None
         if self.search.window_ms is None:
@@ -359,12 +359,12 @@ class RowMatcher:
     def _attempt(
         self, state: RowState, is_ended: bool, ended_to_ms: int
     ) -> tuple[list[str], list[bool]] | None:
-        """Return the preferred match that begins at the start: by row its variable, and whether it is hidden.
+        """Return the preferred match at the start: variables by row, and whether each row is excluded.
 
-        None if there is none; raises MoreRowsNeeded if nobody knows yet.
+        None if there is none; raises UnknownRowError if later rows may change it.
         """
-        # Ways are tried in the order of preference. One that needs a row which has not come is better than
-        # all behind it, so nothing is known before that row comes.
+        # Paths are tried in the order of preference. A path that needs a row which has not come is preferred
+        # to all later ones, so nothing is certain before that row comes.
         states, start, times = self.automaton.states, state.start, state.times_ms
         count, window = len(state.rows), self.search.window_ms
         labels, hidden = [""] * (count - start), [False] * (count - start)
@@ -374,7 +374,7 @@ class RowMatcher:
             at, place, begun, tried = waiting.pop()
             if states[at].kind is StateKind.FINAL:
                 return labels[: place - start], hidden[: place - start]
-            # What was gone through with the same rows leads to nothing new.
+            # A state that was visited with the same rows leads to nothing new.
             if (at, place, begun) in tried:
                 continue
             tried.add((at, place, begun))
@@ -383,20 +383,20 @@ class RowMatcher:
                 if states[at].name.startswith(_ROUND):
                     begun |= {states[at].name}
                 is_last = None if place == count and ended_to_ms < _END_OF_TIME else place == count
-                about: Any = _Between(state.gone + place == 0, is_last, begun)
+                about: Any = _RowGap(state.gone + place == 0, is_last, begun)
                 waiting += [
                     (one.target, place, begun, tried) for one in reversed(ways) if one.condition.holds(about)
                 ]
                 continue
             if place == count:
                 if not is_ended:
-                    raise MoreRowsNeeded
+                    raise UnknownRowError
                 continue
             if window is not None and times[place] - times[start] >= window:
                 continue
             labels[place - start], hidden[place - start] = self._names[at], self._hides[at]
             if self._fits(state, labels, place, is_ended):
-                # Where a row alone decides what it can be, it does not matter what stands before it.
+                # If conditions depend on the row alone, the rows before it do not matter.
                 seen = tried if self._is_local else set()
                 waiting.append((ways[0].target, place + 1, frozenset(), seen))
         return None
@@ -417,38 +417,40 @@ class RowMatcher:
         return found
 
     def _first_variables(self) -> list[str]:
-        """Return what the first row of a match has to be one of; none where the row alone does not say so."""
-        reached = list(self.automaton.reached_from(self.automaton.start))
+        """Return the variables possible for a match's first row; empty if conditions depend on more rows."""
+        reached = list(self.automaton.find_reachable(self.automaton.start))
         if any(state.kind is StateKind.FINAL for state in reached):
             return []
         taking = (state for state in reached if state.transitions[0].action is Action.TAKE)
         names = dict.fromkeys(state.stage.removeprefix(_HIDDEN) for state in taking)
         return list(names) if all(name in self._of_place for name in names) else []
 
-    def _tell(self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool) -> Iterator[Told]:
+    def _tell(
+        self, state: RowState, labels: list[str], hidden: list[bool], is_ended: bool
+    ) -> Iterator[OutputRow]:
         search = self.search
         first, number = state.rows[state.start], state.matches + 1
         last_ms = state.times_ms[state.start + max(len(labels) - 1, 0)]
 
-        def told(row: Sequence[Any] | None, counted: int) -> Told:
+        def make_row(row: Sequence[Any] | None, counted: int) -> OutputRow:
             frame = Frame(state.rows, state.start, labels, counted, len(labels), number, is_ended)
             values = tuple(measure.value(frame, None) for _, measure in search.measures)
-            return Told(state.times_ms[state.start], last_ms, row, values, first)
+            return OutputRow(state.times_ms[state.start], last_ms, row, values, first)
 
         if search.rows is RowsPerMatch.ONE_ROW:
-            yield told(None, len(labels))
+            yield make_row(None, len(labels))
         elif not labels and search.rows is not RowsPerMatch.ALL_ROWS_OMIT_EMPTY:
-            yield told(first, 0)
+            yield make_row(first, 0)
         for at, is_hidden in enumerate(hidden):
             if search.rows is not RowsPerMatch.ONE_ROW and not is_hidden:
-                yield told(state.rows[state.start + at], at + 1)
+                yield make_row(state.rows[state.start + at], at + 1)
 
-    def _pass_over(self, state: RowState, told: list[Told]) -> None:
-        """Go on behind a row with which no match begins."""
+    def _pass_over(self, state: RowState, told: list[OutputRow]) -> None:
+        """Skip a row with which no match begins."""
         if self.search.rows is RowsPerMatch.ALL_ROWS_WITH_UNMATCHED and state.start >= state.covered:
             row = state.rows[state.start]
             at_ms, nothing = state.times_ms[state.start], (None,) * len(self.search.measures)
-            told.append(Told(at_ms, at_ms, row, nothing, row))
+            told.append(OutputRow(at_ms, at_ms, row, nothing, row))
         state.start += 1
 
     def _next_start(self, start: int, labels: Sequence[str]) -> int:
@@ -465,12 +467,12 @@ class RowMatcher:
                 why="it has no such row"
                 if at is None
                 else "that is its first row, and it would be found again",
-                what_to_do="skip to a variable that every match has behind its first row",
+                what_to_do="skip to a variable that every match has after its first row",
                 name=names,
             )
         return start + at
 
-    def unneeded(self, state: RowState) -> int:
+    def count_unneeded(self, state: RowState) -> int:
         return max(state.start - max(self._rows_before, 0), 0)
 
 
@@ -478,10 +480,10 @@ _END_OF_TIME = (1 << 63) - 1
 
 
 def is_of_place(name: str, made: Expression) -> bool:
-    """Return whether a variable's condition looks only at the row that would be it, and at rows before."""
+    """Return True if a variable's condition reads only its own row and rows directly before it."""
     if isinstance(made, Column):
         return made.variables is None or name in made.variables
-    if isinstance(made, Navigated):
+    if isinstance(made, Navigation):
         is_current = not made.from_first and not made.offset and made.rows <= 0
         is_own = made.variables is None or name in made.variables
         return is_current and is_own and not any(one.looks_around for one in made.of.all_parts())
@@ -492,8 +494,8 @@ def names_in(pattern: RowPattern) -> Iterator[str]:
     match pattern:
         case Variable(name):
             yield name
-        case InOrder(parts) | OneOf(parts):
+        case Concatenation(parts) | OneOf(parts):
             for one in parts:
                 yield from names_in(one)
-        case Repeated(of=of) | Excluded(of):
+        case Repetition(of=of) | Exclusion(of):
             yield from names_in(of)

@@ -1,7 +1,7 @@
-"""Patterns as JSON: what a rule that comes while a job runs says. The words are those of dynamic Flink CEP.
+"""Patterns in JSON, for rules that arrive while a job runs; the format is that of dynamic Flink CEP.
 
-A rule names a pattern of the program, or is a graph: nodes with conditions and quantifiers, edges that say
-what comes behind what. It is data alone: what it names has to be in the program.
+A rule names a pattern of the program, or is a graph: nodes with conditions and quantifiers, edges for their
+order. It is data only: all functions that it names must be in the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flinkish_spark.cep.stages import AfterMatchSkip, WithinType
 from flinkish_spark.core.errors import PatternError
 
 _UNITS_MS = {"MILLISECONDS": 1, "SECONDS": 1_000, "MINUTES": 60_000, "HOURS": 3_600_000, "DAYS": 86_400_000}
-#: What an edge calls how its target follows.
+#: Contiguity by the type of an edge.
 _EDGES: dict[str, Callable[[Pattern, Any], Pattern]] = {
     "STRICT": Pattern.next,
     "SKIP_TILL_NEXT": Pattern.followed_by,
@@ -38,11 +38,11 @@ _CONDITIONS = ("SQL", "CLASS")
 
 @dataclass(frozen=True)
 class KnownToRules:
-    """The patterns and conditions that rules may name: the only functions that they can lead to."""
+    """The patterns and conditions that rules may name; rules can call no other functions."""
 
-    #: By name, a pattern, or what makes one of a rule's arguments.
+    #: By name, a pattern, or a function of a rule's arguments that returns one.
     patterns: Mapping[str, Pattern | Callable[..., Pattern]] = field(default_factory=dict)
-    #: By name, a condition, or what makes one of a rule's arguments.
+    #: By name, a condition, or a function of a rule's arguments that returns one.
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     def pattern(self, rule: str) -> Pattern:
@@ -57,7 +57,7 @@ class KnownToRules:
         if "pattern" not in said:
             return self._graph(said)
         _check_members(said, {"pattern"}, {"args"})
-        found = self._named("pattern", self.patterns, said["pattern"], said.get("args"), Pattern)
+        found = self._resolve("pattern", self.patterns, said["pattern"], said.get("args"), Pattern)
         assert isinstance(found, Pattern)
         return found
 
@@ -66,7 +66,7 @@ class KnownToRules:
         if said.get("condition") is not None:
             _refuse(said["condition"], "a graph has no condition; its nodes have")
         pattern: Pattern | None = None
-        for node, edge in _in_order(said["nodes"], said.get("edges") or []):
+        for node, edge in _sort_nodes(said["nodes"], said.get("edges") or []):
             is_group = node.get("type") == "COMPOSITE"
             what: str | Pattern = self._graph(node) if is_group else _text(node, "name")
             if pattern is None:
@@ -96,9 +96,9 @@ class KnownToRules:
         for one in properties:
             if one not in _PROPERTIES:
                 _refuse(one, f"a quantifier's properties are {', '.join(_PROPERTIES)}")
-        return self._quantified(pattern, said, properties)
+        return self._quantify(pattern, said, properties)
 
-    def _quantified(self, pattern: Pattern, said: Mapping[str, Any], properties: Sequence[str]) -> Pattern:
+    def _quantify(self, pattern: Pattern, said: Mapping[str, Any], properties: Sequence[str]) -> Pattern:
         times = said.get("times") or {}
         if times:
             _check_members(times, {"from"}, {"to", "windowTime"})
@@ -110,7 +110,7 @@ class KnownToRules:
         elif "TIMES" in properties:
             pattern = pattern.times(least, times.get("to", least), window_ms=window_ms)
         elif times:
-            _refuse(times, "what comes so many times has the property TIMES or LOOPING")
+            _refuse(times, "a node with times needs the property TIMES or LOOPING")
         if "LOOPING" in properties or "TIMES" in properties:
             strategy = said.get("consumingStrategy", "SKIP_TILL_NEXT")
             pattern = _one_of(_BETWEEN, strategy, "a quantifier's consumingStrategy")(pattern)
@@ -127,13 +127,13 @@ class KnownToRules:
             _check_members(said, {"type", "expression"}, set())
             return _text(said, "expression")
         _check_members(said, {"type", "className"}, {"args"})
-        found: ConditionLike = self._named(
+        found: ConditionLike = self._resolve(
             "condition", self.conditions, said["className"], said.get("args"), object
         )
         return found
 
     @staticmethod
-    def _named(kind: str, known: Mapping[str, Any], name: Any, args: Any, wanted: type) -> Any:
+    def _resolve(kind: str, known: Mapping[str, Any], name: Any, args: Any, wanted: type) -> Any:
         if name not in known:
             _refuse(name, f"the program has no {kind} of that name; it has {', '.join(known) or 'none'}")
         found = known[name]
@@ -156,12 +156,12 @@ _BETWEEN: dict[str, Callable[[Pattern], Pattern]] = {
     "SKIP_TILL_ANY": Pattern.allow_combinations,
 }
 _NODE = {"name", "type", "quantifier", "condition"}
-#: A graph may be a node of another one.
+#: A graph may be a node of another graph.
 _GRAPH = _NODE | {"nodes", "edges", "window", "afterMatchStrategy", "version"}
 
 
-def _in_order(nodes: Any, edges: Any) -> list[tuple[Mapping[str, Any], str]]:
-    """Return nodes one behind the other, each with the type of the edge that leads to it."""
+def _sort_nodes(nodes: Any, edges: Any) -> list[tuple[Mapping[str, Any], str]]:
+    """Return the nodes in the order of the edges, each with the type of the edge that leads to it."""
     if not isinstance(nodes, list) or not nodes or not all(isinstance(one, dict) for one in nodes):
         _refuse(nodes, "nodes are a list of objects, one at least")
     by_name = {_text(one, "name"): one for one in nodes}
@@ -218,13 +218,13 @@ def _one_of(known: Mapping[str, Any], value: Any, what: str) -> Any:
 
 
 def _check_members(said: Any, needed: set[str], others: set[str]) -> None:
-    """Refuse what is no object, or has not just these members: what is not understood is not left out."""
+    """Refuse a value that is no object, lacks a required member, or has an unknown one."""
     if not isinstance(said, dict):
-        _refuse(said, "an object stands here")
+        _refuse(said, "this must be an object")
     missing, unknown = needed - said.keys(), said.keys() - needed - others
     if missing or unknown:
         why = [f"it has no {', '.join(sorted(missing))}"] if missing else []
-        why += [f"nobody knows {', '.join(sorted(unknown))}"] if unknown else []
+        why += [f"unknown members: {', '.join(sorted(unknown))}"] if unknown else []
         _refuse(said, "; ".join(why))
 
 

@@ -1,4 +1,4 @@
-"""The parts of a pattern: stages in their order, and the matches that a match puts an end to."""
+"""The parts of a pattern: its stages in order, and its skip strategy."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from flinkish_spark.core.errors import PatternError
 from flinkish_spark.core.suggestions import closest
 from flinkish_spark.protocol.choices import Choice
 
-#: Parts the name of a state from its number, so no stage has it in its name.
+#: Separates the name of a state from its number; not allowed in names of stages.
 DELIMITER = ":"
 
 
 class WithinType(Choice):
-    """Between which events a window is measured."""
+    """The events between which a window is measured."""
 
     FIRST_AND_LAST = "FIRST_AND_LAST"
     PREVIOUS_AND_CURRENT = "PREVIOUS_AND_CURRENT"
 
 
 class Contiguity(enum.Enum):
-    """Which events may stand between those of a pattern."""
+    """The contiguity of a stage: which events may come between the previous stage's event and its own."""
 
     #: None.
     STRICT = "next"
-    #: Those that do not fit.
+    #: Only events that do not fit.
     RELAXED = "followed by"
-    #: All; each that fits is taken and passed over as well.
+    #: All events; one that fits is both taken and ignored.
     RELAXED_ANY = "followed by any"
-    #: The very next event must not fit.
+    #: The next event must not fit.
     NOT_NEXT = "not next"
-    #: No event must fit until what follows is found, or the window is over.
+    #: No event may fit until the next stage's event comes, or the window is over.
     NOT_FOLLOWED_BY = "not followed by"
 
     @property
@@ -42,7 +42,7 @@ class Contiguity(enum.Enum):
 
 
 class Skip(enum.Enum):
-    """The place from which a search goes on after a match."""
+    """The position from which the search continues after a match."""
 
     NONE = "NONE"
     TO_NEXT = "TO_NEXT"
@@ -53,9 +53,9 @@ class Skip(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AfterMatchSkip:
-    """Which other matches a match puts an end to: those that have begun before some event of it.
+    """The skip strategy: a match discards other matches that began before one of its events.
 
-    Made by its methods; a :class:`Pattern` takes one where it begins.
+    Created by its methods, and given to `Pattern.begin`.
 
     Examples
     --------
@@ -74,26 +74,26 @@ class AfterMatchSkip:
 
     @staticmethod
     def to_next() -> AfterMatchSkip:
-        """Put an end to those that have begun with the same event."""
+        """Discard other matches that begin with the same event."""
         return AfterMatchSkip(Skip.TO_NEXT)
 
     @staticmethod
     def past_last_event() -> AfterMatchSkip:
-        """Put an end to those that have begun up to the last event of the match."""
+        """Discard other matches that begin up to the last event of the match."""
         return AfterMatchSkip(Skip.PAST_LAST)
 
     @staticmethod
     def to_first(name: str) -> AfterMatchSkip:
-        """Put an end to those that have begun before the first event of a name."""
+        """Discard other matches that begin before the first event of a name."""
         return AfterMatchSkip(Skip.TO_FIRST, name)
 
     @staticmethod
     def to_last(name: str) -> AfterMatchSkip:
-        """Put an end to those that have begun before the last event of a name."""
+        """Discard other matches that begin before the last event of a name."""
         return AfterMatchSkip(Skip.TO_LAST, name)
 
     def raise_on_miss(self) -> AfterMatchSkip:
-        """Stop the job at a match without an event of that name, or that begins with it."""
+        """Fail the job at a match that has no event of the name, or begins with it."""
         if self.name is None:
             raise PatternError(
                 f"{self.kind.value} cannot miss",
@@ -104,19 +104,19 @@ class AfterMatchSkip:
 
 
 class Overflow(Choice):
-    """The consequence when more partial matches of a key are open than may be."""
+    """The reaction to more open partial matches of a key than allowed."""
 
-    #: The job stops.
+    #: Fail the job.
     FAIL = "FAIL"
-    #: Those that began first are given up.
+    #: Discard those that began first.
     DISCARD_OLDEST = "DISCARD_OLDEST"
-    #: Those that began last are given up.
+    #: Discard those that began last.
     DISCARD_NEWEST = "DISCARD_NEWEST"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenMatches:
-    """How many partial matches of one key and pattern may be open, and what happens when there are more.
+    """The limit of open partial matches of one key and pattern, and the reaction to more.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ class OpenMatches:
     Raises
     ------
     PatternError
-        It is no such number, or `overflow` none of :class:`Overflow`.
+        `most` is not a positive integer, or `overflow` is not an :class:`Overflow`.
     """
 
     most: int
@@ -149,10 +149,10 @@ class OpenMatches:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    #: Numbers of times; `most` None: any number more.
+    #: The numbers of repetitions; `most` None: unlimited.
     least: int = 1
     most: int | None = 1
-    #: How much time may lie between two of them; None: any.
+    #: Maximum time between two of them; None: unlimited.
     window_ms: int | None = None
 
 
@@ -162,17 +162,17 @@ class Stage:
 
     name: str
     contiguity: Contiguity
-    #: The pattern in place of a condition; None for a name.
+    #: The pattern of a group; None for a name.
     group: Stages | None = None
     condition: Condition = ALWAYS
     until: Condition | None = None
-    #: None for what comes once.
+    #: None for a stage that comes once.
     times: Times | None = None
-    #: Which events may stand between its own.
+    #: Contiguity between its repetitions.
     inner: Contiguity = Contiguity.RELAXED
     is_optional: bool = False
     is_greedy: bool = False
-    #: From the pattern's first event to its last; from the event before to this one.
+    #: Windows: from the pattern's first event to its last; from the previous event to this one.
     first_to_last_ms: int | None = None
     from_previous_ms: int | None = None
 
@@ -186,18 +186,18 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """Stages in their order, and what a match puts an end to: all that is compiled."""
+    """Stages in order, and the skip strategy: the input of the compiler."""
 
     stages: tuple[Stage, ...]
     skip: AfterMatchSkip = AfterMatchSkip()
 
     @property
     def names(self) -> list[str]:
-        """Names in their order, with those of groups."""
+        """Names of the stages in order, with those inside groups."""
         return [stage.name for stage in self.all_stages() if stage.group is None]
 
     def all_stages(self) -> Iterator[Stage]:
-        """Yield the stages in their order; a group, and then what is in it."""
+        """Yield the stages in order, each group before its own stages."""
         for stage in self.stages:
             yield stage
             if stage.group is not None:

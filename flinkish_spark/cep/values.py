@@ -1,8 +1,8 @@
-"""Values as SQL computes them: numbers, comparisons and casts as Spark's ANSI mode has them.
+"""SQL values: arithmetic, comparisons and casts as in Spark's ANSI mode.
 
-A value of a whole type is an int, of FLOAT and DOUBLE a float, of DECIMAL a decimal with the scale of its
-type. Each function gets values that are not null. Whatever Spark refuses is refused here, too: a number that
-leaves its type, a division by zero, a text that is no number.
+A value of an integer type is an int, of FLOAT and DOUBLE a float, of DECIMAL a decimal with the scale of its
+type. No function gets null. Errors are the same as Spark's: overflow, division by zero, a text that is no
+number.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from flinkish_spark.core.errors import PatternError
 
-#: Exact for all that two decimals of 38 digits can give, but for quotients.
+#: Exact for every operation on two decimals of 38 digits, except division.
 _EXACT = decimal.Context(prec=160, rounding=decimal.ROUND_HALF_UP)
-#: So many digits behind the point Spark divides with, before it rounds to the scale of the result.
+#: Number of decimal places with which Spark divides, before it rounds to the scale of the result.
 _DIVIDED_TO = decimal.Decimal(1).scaleb(-38)
 _TEXT_OF_WHOLE = re.compile(r"[+-]?\d+")
 _TEXT_OF_DOUBLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?[fd]?", re.IGNORECASE)
@@ -33,7 +33,7 @@ _SIZES = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 
 
 class NoSuchValue(PatternError):
-    """An expression has no value: Spark refuses it in ANSI mode."""
+    """An expression has no value: Spark raises an error in ANSI mode."""
 
     def __init__(self, what: str, why: str) -> None:
         super().__init__(
@@ -42,14 +42,14 @@ class NoSuchValue(PatternError):
 
 
 def whole(bits: int, value: int) -> int:
-    """Return a whole number that fits into so many bits."""
+    """Return the number, or raise if it does not fit into `bits` bits."""
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
     raise NoSuchValue(f"{value} is computed", f"it does not fit into {_SIZES[bits]}")
 
 
 def single(value: float) -> float:
-    """Return what FLOAT makes of a number."""
+    """Round a number to FLOAT."""
     try:
         found: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -58,37 +58,37 @@ def single(value: float) -> float:
 
 
 def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
-    """Return what DECIMAL(digits, scale) makes of a number: rounded half up."""
-    # One that is far too long cannot be rounded even by a context of so many digits.
+    """Round a number half up to DECIMAL(digits, scale)."""
+    # A number with too many digits cannot be rounded even by this context.
     fits = value.adjusted() < digits
     rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT) if fits else value
     if rounded and rounded.adjusted() >= digits - scale:
         raise NoSuchValue(f"{value} is computed", f"it does not fit into DECIMAL({digits},{scale})")
-    # There is no negative zero.
+    # Decimals have no negative zero.
     return rounded if rounded else rounded.copy_abs()
 
 
 _PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-def _by_zero(one: Any, name: str) -> NoSuchValue:
+def _make_division_error(one: Any, name: str) -> NoSuchValue:
     return NoSuchValue(f"{one} {name} 0 is computed", "it is divided by zero")
 
 
-def of_wholes(name: str, bits: int, one: int, other: int) -> int:
+def compute_wholes(name: str, bits: int, one: int, other: int) -> int:
     """Return a sum, difference, product or remainder; a remainder has the sign of the dividend."""
     if name != "%":
         return whole(bits, _PLAIN[name](one, other))
     if other == 0:
-        raise _by_zero(one, name)
+        raise _make_division_error(one, name)
     found = abs(one) % abs(other)
     return -found if one < 0 else found
 
 
-def of_doubles(name: str, one: float, other: float) -> float:
+def compute_doubles(name: str, one: float, other: float) -> float:
     """Return a sum, difference, product, quotient or remainder."""
     if name in ("/", "%") and other == 0:
-        raise _by_zero(one, name)
+        raise _make_division_error(one, name)
     if name == "/":
         return one / other
     if name != "%":
@@ -97,12 +97,12 @@ def of_doubles(name: str, one: float, other: float) -> float:
     return math.nan if math.isinf(one) else math.fmod(one, other)
 
 
-def of_decimals(
+def compute_decimals(
     name: str, digits: int, scale: int, one: decimal.Decimal, other: decimal.Decimal
 ) -> decimal.Decimal:
-    """Return the same of two decimals, as DECIMAL(digits, scale)."""
+    """Return a sum, difference, product, quotient or remainder as DECIMAL(digits, scale)."""
     if name in ("/", "%") and not other:
-        raise _by_zero(one, name)
+        raise _make_division_error(one, name)
     if name == "/":
         found = _EXACT.divide(one, other).quantize(_DIVIDED_TO, context=_EXACT)
     elif name == "%":
@@ -113,7 +113,7 @@ def of_decimals(
     return exact(digits, scale, found)
 
 
-# As in Spark, NaN is equal to NaN and more than all numbers.
+# As in Spark, NaN is equal to NaN and greater than all numbers.
 def is_equal(one: Any, other: Any) -> bool:
     return bool(one == other) or (one != one and other != other)
 
@@ -122,7 +122,7 @@ def is_like(pattern: re.Pattern[str], text: str) -> bool:
     return pattern.fullmatch(text) is not None
 
 
-def like_expression(pattern: str, escape: str | None) -> str:
+def translate_like(pattern: str, escape: str | None) -> str:
     parts, letters = list[str](), iter(pattern)
     for letter in letters:
         if letter == escape:
@@ -163,7 +163,7 @@ def double_of_text(text: str) -> float:
 
 
 def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | None:
-    """Return a number or a boolean as DECIMAL: of a DOUBLE the digits it is written with, null for NaN."""
+    """Convert a number or boolean to DECIMAL: a DOUBLE by its printed digits, NaN to null."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     given = decimal.Decimal(repr(value)) if isinstance(value, float) else decimal.Decimal(value)
@@ -191,7 +191,7 @@ def text_of(value: Any) -> str:
 
 
 def negative(value: Any) -> Any:
-    # An operator would round to the digits of the thread's context.
+    # The operator would round to the precision of the thread's context.
     return _EXACT.minus(value) if isinstance(value, decimal.Decimal) else -value
 
 

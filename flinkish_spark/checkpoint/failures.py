@@ -118,9 +118,9 @@ def classify_alive(error: BaseException, place: str = "") -> FlinkishError:
     loss = find_process_loss(text, chain)
     notes = [note.removeprefix(_NOTE) for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     where = ", ".join(part for part in (*notes, place) if part)
-    return (
-        _to_error(chain, find_rule(chain), error, where) if loss is None else _to_loss_error(loss, chain, where)
-    )
+    if loss is not None:
+        return _to_loss_error(loss, chain, where)
+    return _to_error(chain, find_rule(chain), error, where)
 
 
 def is_outage(error: BaseException) -> bool:

@@ -285,9 +285,7 @@ class CheckpointTracker:
                 self._end(self._complete(left, decision, known, _NOTHING_MEASURED, {}))
             else:
                 reason = CheckpointFailureReason.TASK_FAILED
-                self._end(
-                    left.fail(reason, reason.text, None, tuple(known.describe_failed(left.checkpoint)))
-                )
+                self._end(left.fail(reason, reason.text, None, tuple(known.describe_failed(left.checkpoint))))
 
     @property
     def history(self) -> StatisticsHistory:

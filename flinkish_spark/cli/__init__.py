@@ -1,18 +1,18 @@
-"""`flinkish`, the command line: run a program, look at its checkpoints, ask it for something, go back.
+"""The command line `flinkish`: run a program, show its checkpoints, send it requests, rewind it.
 
-But for `run`, `demo` and `doctor` it reads and writes the job directory and nothing else: no Spark, no JVM,
-no broker, no code from a file. What it says to programs is in `docs/command-line.md` and stays as it is.
+Except for `run`, `demo` and `doctor` it only reads and writes the job directory: no Spark, no JVM, no broker,
+no user code. Its stable output for programs is described in `docs/command-line.md`.
 """
 
 
 def main() -> None:
-    """Run `flinkish`; the process ends with one of :class:`~flinkish_spark.cli.client.ExitStatus`."""
+    """Run `flinkish`, and end the process with one of :class:`~flinkish_spark.cli.client.ExitStatus`."""
     import io
     import sys
 
     from flinkish_spark.cli.app import app
 
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # A name that the terminal's encoding cannot show must not end the command.
+        # A character that the terminal's encoding lacks must not fail the command.
         sys.stdout.reconfigure(errors="replace")
     app(prog_name="flinkish")

@@ -1,4 +1,4 @@
-"""`python -m flinkish_spark.cli`, where the script `flinkish` is not on the PATH."""
+"""`python -m flinkish_spark.cli`, for when the script `flinkish` is not on the PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands as one tree, and what happens to their errors."""
+"""The tree of commands, and the handling of their errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
-from flinkish_spark.cli.client import ExitStatus, complain, one_line, unforeseen
+from flinkish_spark.cli.client import ExitStatus, complain, describe_unexpected, one_line
 from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.demo import demo
 from flinkish_spark.cli.doctor import doctor
@@ -28,12 +28,12 @@ from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.cli.ui import ui
 from flinkish_spark.core.errors import FlinkishError
 
-#: A group without a command; up to click 8.1 that is no error.
+#: A group called without a command; up to click 8.1 that is no error.
 _NO_WORDS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())
 
 
 class _OneLineErrors(click.Group):
-    """A group whose commands end with one line where they would raise."""
+    """A group that prints errors of its commands as one line."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
@@ -42,7 +42,7 @@ class _OneLineErrors(click.Group):
             _refuse(error)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; whatever it raises is one line, without a traceback."""
+        """Run the command; print any error as one line, without a traceback."""
         try:
             try:
                 return super().invoke(ctx)
@@ -56,26 +56,26 @@ class _OneLineErrors(click.Group):
             complain(str(error))
         except Exception as error:
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                # Whoever read the output has seen enough; click knows what to do.
+                # The reader of the output has closed the pipe; click handles that.
                 raise
-            complain(str(unforeseen(error)))
+            complain(str(describe_unexpected(error)))
         ctx.exit(ExitStatus.NOT_DONE)
 
 
 def _flush() -> None:
-    """Write what is buffered while it can still be told that it cannot be written."""
+    """Flush the output while an error can still be reported."""
     try:
         sys.stdout.flush()
     except OSError:
-        # What is left would fail once more when the interpreter ends, with a status of its own.
+        # The remaining output would fail again at the end of the interpreter, with another exit status.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise
 
 
 def _refuse(error: click.UsageError) -> NoReturn:
-    """Raise wrong usage again, fit for a terminal: it quotes the words of the command."""
+    """Raise a usage error again as one line, since it quotes the words of the command."""
     if isinstance(error, _NO_WORDS):
-        # What it says is the help.
+        # Its text is the help.
         raise error from None
     raise click.UsageError(one_line(error.format_message()), error.ctx) from None
 

@@ -1,4 +1,4 @@
-"""`flinkish audit`: input and outputs of a job, compared record by record."""
+"""`flinkish audit`: compares input and outputs of a job, record by record."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _OFFSETS_EXAMPLE = '{"orders": {"0": 100, "1": 100}}'
     default="_topic,_partition,_offset",
     show_default=True,
     metavar="NAMES",
-    help="Headers, JSON fields or columns that say where a row comes from; PARTITION,OFFSET for one topic.",
+    help="Headers, JSON fields or columns with the origin of a row; PARTITION,OFFSET for one topic.",
 )
 @click.option(
     "--complete",
@@ -75,10 +75,10 @@ def audit(
     end: str | None,
     as_json: bool,
 ) -> None:
-    """Count lost, duplicated, reordered and unexpected records, and checkpoints that are visible in part.
+    """Count lost, duplicated, reordered and unexpected records, and partly visible checkpoints.
 
-    Reads the input up to the job's newest confirmed checkpoint, and the outputs as readers see
-    them. Works whether the job runs or not. The status is 1 if anything was found.
+    Reads the input up to the job's newest confirmed checkpoint, and the outputs as readers see them. The job
+    may run or not. The exit status is 1 if there are findings.
     """
     specs = _outputs(outputs)
     names = _names(origin)
@@ -98,7 +98,7 @@ def audit(
     )
     result = running.audit(job.job_dir, job.uuid, settings)
     if as_json:
-        # One line, for whoever collects them.
+        # One line, for collectors of JSON lines.
         click.echo(json.dumps({**job.to_json(), **result.to_json()}, ensure_ascii=True, allow_nan=False))
     else:
         _print(result)
@@ -131,7 +131,7 @@ def _names(text: str) -> OriginNames:
 
 
 def _offsets(option: str, text: str | None) -> Mapping[str, Mapping[int, int]]:
-    """Return offsets by topic and partition; raise BadParameter if the JSON is something else."""
+    """Parse JSON offsets by topic and partition; raise BadParameter for anything else."""
     if text is None:
         return {}
     try:
@@ -172,7 +172,7 @@ def _print(result: AuditResult) -> None:
     print_line()
     print_line(
         f"{result.records} records of the input up to checkpoint {result.checkpoint}; "
-        f"{result.checkpoints} checkpoints compared with what was decided"
+        f"{result.checkpoints} checkpoints compared with their decisions"
     )
     print_line(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in result.zeros.items()))
     for text in result.examples:

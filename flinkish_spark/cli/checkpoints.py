@@ -1,4 +1,4 @@
-"""`flinkish checkpoints`: list them, show one with all that took part in it, ask for one."""
+"""`flinkish checkpoints`: list checkpoints, show one with its participants, trigger one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.job.asking import (
-    Patience,
+    RequestTimeouts,
     ask,
 )
 from flinkish_spark.job.requests import RequestKind
@@ -87,8 +87,8 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("durations, ms", ", ".join(durations)),
         ("rows", details["rows"]),
         ("bytes staged", details["bytes_staged"]),
-        ("acknowledged", _acknowledged(details)),
-        ("not listed", _unlisted(details)),
+        ("acknowledged", _format_acknowledged(details)),
+        ("not listed", _format_unlisted(details)),
         ("owner epoch", details["owner_epoch"]),
         ("lineage", details["lineage"]),
         ("micro-batch", details["batch"]),
@@ -96,22 +96,22 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("can be gone back to", "yes" if details["can_be_rewound_to"] else f"no: {details['why_not']}"),
         ("hooks", ", ".join(details.get("hooks", ()))),
         ("late records dropped", ", ".join(f"{uid} {n}" for uid, n in late.items())),
-        ("counted", _counted(details.get("counts", {}))),
+        ("counted", _format_counts(details.get("counts", {}))),
         ("had finished", ", ".join(details.get("finished", ()))),
     ]
 
 
-def _counted(counts: dict[str, dict[str, int]]) -> str:
+def _format_counts(counts: dict[str, dict[str, int]]) -> str:
     told = {uid: ", ".join(f"{name} {count}" for name, count in own.items()) for uid, own in counts.items()}
     return "; ".join(f"{uid}: {text}" for uid, text in told.items())
 
 
-def _acknowledged(details: dict[str, Any]) -> str:
+def _format_acknowledged(details: dict[str, Any]) -> str:
     asked = details["asked"]
     return "" if asked is None else f"{details['acknowledged']} of {asked}"
 
 
-def _unlisted(details: dict[str, Any]) -> str:
+def _format_unlisted(details: dict[str, Any]) -> str:
     count = details["unlisted"]
     return f"{count} participants and channels" if count else ""
 
@@ -207,17 +207,17 @@ _SUMMARY = ("quantity", "count", "min", "avg", "p50", "p99", "max")
 
 @click.group()
 def checkpoints() -> None:
-    """Look at the checkpoints of a job, or ask for one."""
+    """Show the checkpoints of a job, or trigger one."""
 
 
 @checkpoints.command("list")
 @job_argument
 @json_option
 def list_checkpoints(job: StoredJob, as_json: bool) -> None:
-    """List the checkpoints of a job, oldest first, and sum them up.
+    """List the checkpoints of a job, oldest first, with a summary.
 
-    Works whether the job runs or not. Durations are milliseconds; "go back" says whether
-    `flinkish rewind` can go back to it.
+    The job may run or not. Durations are in milliseconds; "go back" tells whether `flinkish rewind` can go
+    back to the checkpoint.
     """
     history = statistics_of(job)
     views = checkpoint_views(job, history)
@@ -249,7 +249,7 @@ def list_checkpoints(job: StoredJob, as_json: bool) -> None:
 @checkpoint_argument
 @json_option
 def show_checkpoint(job: StoredJob, checkpoint: int, as_json: bool) -> None:
-    """Show all that is known about one checkpoint."""
+    """Show the details of one checkpoint."""
     views = checkpoint_views(job, statistics_of(job))
     view = next((one for one in views if one.checkpoint == CheckpointId(checkpoint)), None)
     if view is None:
@@ -268,7 +268,7 @@ def show_checkpoint(job: StoredJob, checkpoint: int, as_json: bool) -> None:
 @timeout_option
 @json_option
 def trigger_checkpoint(job: StoredJob, timeout_s: float, as_json: bool) -> None:
-    reply = ask(job, RequestKind.CHECKPOINT, Patience.of_seconds(timeout_s))
+    reply = ask(job, RequestKind.CHECKPOINT, RequestTimeouts.from_seconds(timeout_s))
     report(reply, job.to_json(), lambda r: f"checkpoint {r.checkpoint} is confirmed", as_json)
 
 
@@ -288,7 +288,7 @@ def _row(view: CheckpointView) -> tuple[object, ...]:
 
 
 def _reason(view: CheckpointView) -> str:
-    """Return what is special about a checkpoint."""
+    """Return the remark on a checkpoint."""
     if view.superseded_by is not None:
         return f"left behind by the rewind that began lineage {view.superseded_by}"
     if view.failure is None:

@@ -1,4 +1,4 @@
-"""Shared by the commands: parameters, asking a running job, tables, exit statuses, damaged directories."""
+"""Shared code of the commands: parameters, requests to a running job, tables, exit statuses, errors."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 
 
-#: A line break with the blanks around it; blanks elsewhere may be part of a name.
+#: A line break with the blanks around it; other blanks may be part of a name.
 _BREAK = re.compile(r"\s*[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]\s*")
-#: What a line says at most: an object may hold megabytes, and an error quotes it.
+#: Maximum length of a line, since an error may quote an object of megabytes.
 _LONGEST_ERROR = 4_000
 
 
 class ExitStatus(enum.IntEnum):
-    #: It is done. A rewind of a job that does not run is done when it is ordered.
+    #: Done. A rewind of a job that does not run is done when it is ordered.
     DONE = 0
-    #: It is not: the job refused or failed it, the directory cannot be read, or you said no.
+    #: Not done: the job refused it or failed, the directory cannot be read, or the user declined.
     NOT_DONE = 1
-    #: The command cannot be understood: no such option, no readable job in that directory.
+    #: Wrong usage: no such option, no readable job in that directory.
     USAGE = 2
-    #: Nobody answered: the job does not run, or ended or was busy for too long. After a timeout it
-    #: may still happen.
+    #: No answer: the job does not run, ended, or was busy for too long. After a timeout the request may still
+    #: be carried out.
     NO_ANSWER = 3
 
 
@@ -73,19 +73,19 @@ def complain(text: str) -> None:
 
 
 def one_line(text: str) -> str:
-    r"""Return text as one line without control characters: jobs put messages of others into theirs."""
+    r"""Return text as one line without control characters, since errors quote messages of other systems."""
     return "".join(c if c.isprintable() else "?" for c in _BREAK.sub(" ", text.strip()))
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: A name ends at the first of these that is not escaped.
+#: A name ends at the first of these characters that is not escaped.
 _NAME = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 
 
 def brokers_options(command: F) -> F:
-    """Give a command `--bootstrap-servers` and `--command-config`, as `servers` and `config`."""
+    """Add `--bootstrap-servers` and `--command-config` to a command, as `servers` and `config`."""
     servers = click.option(
         "--bootstrap-servers",
         "servers",
@@ -107,8 +107,8 @@ def config_option(command: F) -> F:
 
 
 def connection_of(servers: str, config: Any) -> KafkaConnection:
-    """Return how the brokers are reached; other settings of the file are named and left out."""
-    # Here and not above: most commands talk to no broker.
+    """Return the connection to the brokers; warn about other settings of the file and ignore them."""
+    # Imported here, since most commands need no broker.
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 
     try:
@@ -129,13 +129,13 @@ def parse_properties(text: str) -> Iterator[tuple[str, str]]:
     for line in _logical_lines(text):
         match = _NAME.fullmatch(line)
         assert match is not None
-        yield _unescaped(match[1]), _unescaped(match[2])
+        yield _unescape(match[1]), _unescape(match[2])
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield lines without comments, joined where a backslash ends one."""
+    """Yield the lines without comments; join a line that ends with a backslash with the next one."""
     begun = ""
-    # Not splitlines: Java ends lines at these only.
+    # Not splitlines(), since Java ends lines at these characters only.
     for raw in re.split(r"\r\n|\n|\r", text):
         line = raw.lstrip(" \t\f")
         if not begun and (not line or line[0] in "#!"):
@@ -150,7 +150,7 @@ def _logical_lines(text: str) -> Iterator[str]:
         yield begun
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     def letter(match: re.Match[str]) -> str:
         code = match[1]
         return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
@@ -158,9 +158,9 @@ def _unescaped(text: str) -> str:
     return _ESCAPE.sub(letter, text)
 
 
-#: Wide enough that a pipe gets one line per row.
+#: Wide enough for one line per row in a pipe.
 _PIPE_WIDTH = 100_000
-#: What a terminal shows where nothing is known.
+#: The text for unknown values on a terminal.
 UNKNOWN = "-"
 
 
@@ -181,8 +181,8 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]], *, is_dra
         is_numeric = any(_is_number(row[place]) for row in rows)
         table.add_column(Text(column), justify="right" if is_numeric else "left", no_wrap=not is_drawn)
     for row in rows:
-        # Text, not str: what comes from a job must not be read as rich's markup.
-        table.add_row(*(Text(_shown(cell)) for cell in row))
+        # Text, not str: values of a job must not be parsed as rich's markup.
+        table.add_row(*(Text(_format_cell(cell)) for cell in row))
     return table
 
 
@@ -190,7 +190,7 @@ def print_facts(facts: Sequence[tuple[str, object]]) -> None:
     width = max(len(name) for name, _ in facts)
     console = output_console()
     for name, value in facts:
-        console.print(Text(f"{name:<{width}}  {_shown(value)}"))
+        console.print(Text(f"{name:<{width}}  {_format_cell(value)}"))
 
 
 def print_line(text: str = "") -> None:
@@ -203,12 +203,12 @@ def local_time(wall_ms: int | None) -> str:
     try:
         return datetime.fromtimestamp(wall_ms / 1_000).astimezone().isoformat(" ", "seconds")
     except (ValueError, OverflowError, OSError):
-        # No clock says this; whatever wrote it, the rest may be worth seeing.
+        # No clock has this time; the rest of the output may still be useful.
         return f"{wall_ms} ms"
 
 
 def output_console() -> Console:
-    # Made anew each time: it looks up sys.stdout when it is made.
+    # Created for each call, since it reads sys.stdout when it is created.
     console = Console(highlight=False, soft_wrap=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH, color_system=None)
 
@@ -217,7 +217,7 @@ def _is_number(cell: object) -> bool:
     return isinstance(cell, int | float) and not isinstance(cell, bool)
 
 
-def _shown(cell: object) -> str:
+def _format_cell(cell: object) -> str:
     if cell is None or cell == "":
         return UNKNOWN
     if isinstance(cell, bool):
@@ -228,25 +228,25 @@ def _shown(cell: object) -> str:
 _PACKAGE = __package__.partition(".")[0]
 
 
-# A checksum does not say who wrote an object: whatever is in a job directory, a command ends with a line and
-# a status, never with a traceback.
-def unforeseen(error: Exception) -> FlinkishError:
-    """Return what to say of an error that nobody expected, with the place where it was raised."""
+# Objects with a valid checksum may still have any content: a command ends with a message and a status, never
+# with a traceback.
+def describe_unexpected(error: Exception) -> FlinkishError:
+    """Return the message for an unexpected error, with the place where it was raised."""
     if isinstance(error, OSError):
         return EnvironmentFault(
-            "the command cannot go on",
+            "the command failed",
             why=str(error),
             what_to_do="check the disk, and where the output goes to",
         )
     return InternalError(
-        f"the command cannot go on: {type(error).__name__}: {error} in {_place_of(error.__traceback__)}",
-        why="something that it read is not what a job writes, or this is a bug in flinkish_spark",
+        f"the command failed: {type(error).__name__}: {error} in {_place_of(error.__traceback__)}",
+        why="a file that it read was not written by a job, or this is a bug in flinkish_spark",
         what_to_do="restore the directory from a backup if somebody changed it, else report this line",
     )
 
 
 def _place_of(traceback: TracebackType | None) -> str:
-    """Return module and line of the innermost frame of this package: no paths, they are the user's."""
+    """Return module and line of the innermost frame of this package, without paths of the user."""
     place = "an unknown place"
     while traceback is not None:
         module = str(traceback.tb_frame.f_globals.get("__name__", ""))
@@ -258,13 +258,13 @@ def _place_of(traceback: TracebackType | None) -> str:
 
 _LOCAL = "file://"
 _STORE_OPTIONS = "flinkish.store-options"
-#: What a directory holds if there is a savepoint in it: `savepoints.files.METADATA_KEY`.
+#: The file that marks a savepoint directory: `savepoints.files.METADATA_KEY`.
 SAVEPOINT_FILE = "savepoint.json"
-#: A target with these cannot be written down, or does something to a terminal.
+#: Characters that cannot be stored in a target, or control a terminal.
 _UNUSABLE = ("Cc", "Cs")
-#: 31 years; more cannot be waited for, and cannot be counted in milliseconds at some point.
+#: 31 years; much larger values overflow as milliseconds.
 _LONGEST_S = 1e9
-#: No id is higher, and one of thousands of digits is no file's name.
+#: The highest checkpoint id; one with thousands of digits is no valid file name.
 _HIGHEST_ID = 2**63 - 1
 
 
@@ -298,7 +298,7 @@ def _keep_store_options(ctx: click.Context, param: click.Parameter, values: tupl
 
 
 def target_argument(command: F) -> F:
-    """Give a command the TARGET of a savepoint, made absolute: the job has another current directory."""
+    """Add the TARGET of a savepoint to a command, as an absolute path for the job's process."""
     return click.argument("target", metavar="TARGET", callback=_target)(command)
 
 
@@ -314,22 +314,22 @@ def directories_argument(command: F) -> F:
 
 def _directory(value: str) -> Path:
     path = _absolute(value)
-    found = _found_at(path)
+    found = _stat(path)
     if found is None or not stat.S_ISDIR(found.st_mode):
         raise click.BadParameter(f"there is no directory {path}.")
     return path
 
 
 def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
-    """Return the job in a directory; end with USAGE if there is none that can be read."""
+    """Return the job in a directory; end the command with USAGE if there is no readable one."""
     if "://" in value.removeprefix(_LOCAL):
         return _job_in_bucket(ctx, value)
     root = _directory(value)
-    found = _found_at(root / JOB_KEY)
+    found = _stat(root / JOB_KEY)
     if found is None:
         raise click.BadParameter(f"there is no job in {root}: it has no {JOB_KEY}.")
     if not stat.S_ISREG(found.st_mode):
-        # A pipe would be waited for.
+        # Reading a named pipe would block.
         raise click.BadParameter(f"there is no job in {root}: {JOB_KEY} is no file.")
     try:
         return StoredJob.read(StoreSpec(str(root)))
@@ -350,20 +350,20 @@ def _job_in_bucket(ctx: click.Context, value: str) -> StoredJob:
 
 
 def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """Return the path; raise BadParameter if something is in the way."""
+    """Return the path; raise BadParameter if the savepoint cannot be written there."""
     if "://" in value.removeprefix(_LOCAL):
         try:
-            # Whether it can be written is seen by the job, which has the options of the bucket.
+            # The job, which has the bucket's options, checks whether it can be written.
             return StoreSpec.parse(value).url
         except ConfigError as error:
             raise click.BadParameter(str(error)) from None
     path = _absolute(value)
     if any(unicodedata.category(letter) in _UNUSABLE for letter in value):
         raise click.BadParameter(f"there are control characters in {value!r}.")
-    found = _found_at(path)
+    found = _stat(path)
     if found is not None and not stat.S_ISDIR(found.st_mode):
         raise click.BadParameter(f"{path} is a file.")
-    if found is not None and _found_at(path / SAVEPOINT_FILE) is not None:
+    if found is not None and _stat(path / SAVEPOINT_FILE) is not None:
         raise click.BadParameter(f"there is a savepoint in {path} already; give a new directory.")
     return str(path)
 
@@ -378,15 +378,15 @@ def _absolute(value: str) -> Path:
         raise click.BadParameter(f"{value!r} is meant from a directory that is gone: {error}.") from None
 
 
-def _found_at(path: Path) -> os.stat_result | None:
-    """Return what is there, behind links; None if nothing is; raise BadParameter if nobody can say."""
+def _stat(path: Path) -> os.stat_result | None:
+    """Return the file's status, following links; None if it is missing; raise BadParameter on errors."""
     try:
         return os.stat(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise click.BadParameter(f"{str(path)!r} cannot be looked at: {why}.") from None
+        raise click.BadParameter(f"{str(path)!r} cannot be accessed: {why}.") from None
 
 
 def checkpoint_argument(command: F) -> F:
@@ -401,7 +401,7 @@ def json_option(command: F) -> F:
 
 
 class Seconds(click.FloatRange):
-    """A range that nan is not in: it compares with nothing."""
+    """A range without NaN, which compares with nothing."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)
@@ -425,16 +425,16 @@ def yes_option(command: F) -> F:
 
 
 def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:
-    """Say on stderr what will happen, and ask; the command ends unless the answer is yes."""
+    """Print the consequences on stderr and ask; end the command unless the answer is yes."""
     if as_json and not yes:
-        raise click.UsageError("with --json nobody is asked: add --yes.")
+        raise click.UsageError("--json does not ask for confirmation: add --yes.")
     for line in explanation.split("\n"):
         click.echo(one_line(line), err=True)
     if not yes:
         click.confirm(question, abort=True, err=True)
 
 
-#: By what an asker knows in the end.
+#: Exit status by the kind of reply.
 EXIT_STATUS = {
     ReplyKind.COMPLETED: ExitStatus.DONE,
     ReplyKind.REFUSED: ExitStatus.NOT_DONE,
@@ -448,7 +448,7 @@ EXIT_STATUS = {
 
 
 def print_json(value: Any) -> None:
-    # In ASCII no encoding of a terminal matters.
+    # ASCII works with every encoding of a terminal.
     click.echo(json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
 
 

@@ -1,4 +1,4 @@
-"""`flinkish replay-dead-letters`: letters back into the topics that they were meant for, each once."""
+"""`flinkish replay-dead-letters`: writes dead letters back to their original topics, exactly once."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def replay_dead_letters(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Put the letters of a dead-letter topic back into the topics that they name, each once.
+    """Write the letters of a dead-letter topic back to their original topics, exactly once.
 
-    A letter goes with the key, value, headers and timestamp of its record, and without the headers that say
-    why it was refused. What the filter does not choose is left behind for another run, and so is what is no
-    whole record. May be cut off and run again.
+    A letter is written with the key, value, headers and timestamp of its record, without the headers about
+    its refusal. Letters that the filter does not match stay for another run, and so do incomplete records.
+    The command may be interrupted and repeated.
     """
     from flinkish_spark.connectors.kafka.letter_replay import LetterFilter, LetterReplay
 
@@ -57,6 +57,4 @@ def replay_dead_letters(
     if not counts.put_back:
         print_line(f"no letters {verb}")
     if left := counts.not_chosen + counts.not_whole:
-        print_line(
-            f"{left} are left behind: {counts.not_chosen} not chosen, {counts.not_whole} no whole records"
-        )
+        print_line(f"{left} were skipped: {counts.not_chosen} not chosen, {counts.not_whole} incomplete")

@@ -1,4 +1,4 @@
-"""`flinkish demo`: the job of `flinkish new` is killed once and goes on; then its output is counted."""
+"""`flinkish demo`: runs the job of `flinkish new`, kills and restarts it, and checks its output."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from flinkish_spark.cli.client import ExitStatus, end_with, say
 from flinkish_spark.cli.new import write_project
 from flinkish_spark.core.errors import EnvironmentFault
 
-#: What the project's job makes, and how often it draws a checkpoint.
+#: Rate of orders, and checkpoint interval, of the project's job.
 _ORDERS, _INTERVAL_S = 10_000, 2.0
-#: How long one start of the job may take to show rows, or to end.
+#: Time limit for a start of the job to show rows, or to end.
 _PATIENCE_S = 300.0
 _GLANCE_S = 0.1
 _LOG_LINES = 15
@@ -32,13 +32,13 @@ _LOG_LINES = 15
 @click.command()
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
 def demo(folder: Path | None) -> None:
-    """Run a job on made-up orders, kill it once, let it go on, and count its output.
+    """Run a job on made-up orders, kill and restart it, and check its output.
 
-    It takes about a minute, and needs Java but no Kafka. The job is that of `flinkish new`. It is written
-    into DIR, by default a new folder for temporary files, and stays there. The status is 1 if a row is lost,
-    is there twice, or has a wrong total.
+    Takes about a minute, and needs Java but no Kafka. The job is that of `flinkish new`. It is written to
+    DIR, by default a new temporary folder, and stays there. The exit status is 1 if a row is lost,
+    duplicated, or has a wrong total.
     """
-    # Here and not above: it imports pyspark.
+    # Imported here, since it imports pyspark.
     from flinkish_spark.bridge.session import check_java
 
     check_java()
@@ -50,13 +50,13 @@ def demo(folder: Path | None) -> None:
         say(f"{time.monotonic() - began:04.1f} s  {text}")
 
     tell(f"wrote a job with a test and a notebook: {folder}")
-    with _running(folder) as job:
+    with _run_job(folder) as job:
         tell(
             f"started it: {_ORDERS:,} orders, a running total per user, a checkpoint every {_INTERVAL_S:g} s"
         )
         seen = job.wait_until(lambda: sum(1 for _ in rows_in(folder)))
         tell(f"{seen:,} rows are committed")
-        # By now the next checkpoint has staged rows, which nobody can see.
+        # By now the next checkpoint has staged rows, which are not visible yet.
         time.sleep(_INTERVAL_S / 2)
         was_faster = job.has_ended
     if was_faster:
@@ -64,8 +64,8 @@ def demo(folder: Path | None) -> None:
             "the job of the demo has ended before it could be killed", what_to_do="run it again"
         )
     tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
-    with _running(folder) as job:
-        tell("started it again: it goes on from its last checkpoint")
+    with _run_job(folder) as job:
+        tell("started it again: it continues from its last checkpoint")
         job.wait_until(lambda: job.has_ended)
     tell("it has read all orders, and has ended by itself")
     found = count(rows_in(folder), _ORDERS)
@@ -94,7 +94,7 @@ class Count:
 
 
 def count(rows: Iterable[dict[str, object]], orders: int) -> Count:
-    """Compare rows with what the orders 0, 1, ... must give, whatever their users and amounts are."""
+    """Compare the rows with the correct results of the orders 0, 1, ..., for any users and amounts."""
     times: dict[object, int] = defaultdict(int)
     amounts: dict[object, list[tuple[int, int]]] = defaultdict(list)
     for row in rows:
@@ -105,7 +105,7 @@ def count(rows: Iterable[dict[str, object]], orders: int) -> Count:
     wrong = 0
     for of_user in amounts.values():
         before = 0
-        # Amounts are positive, so totals stand in the order of the orders.
+        # Amounts are positive, so totals rise in the order of the orders.
         for total, amount in sorted(of_user):
             wrong += total != before + amount
             before = total
@@ -133,18 +133,18 @@ class _Job:
         return self._process.poll() == 0
 
     def wait_until(self, look: Callable[[], int]) -> int:
-        """Return what is seen as soon as it is something; raise EnvironmentFault if that cannot come."""
+        """Poll until the result is not empty, and return it; raise EnvironmentFault if the job ends first."""
         until = time.monotonic() + _PATIENCE_S
         while not (seen := look()):
             status = self._process.poll()
             if status is not None and not look():
-                raise self._failed(f"ended with status {status}")
+                raise self._make_error(f"ended with status {status}")
             if time.monotonic() > until:
-                raise self._failed(f"did not get on for {_PATIENCE_S:g} s")
+                raise self._make_error(f"made no progress for {_PATIENCE_S:g} s")
             time.sleep(_GLANCE_S)
         return seen
 
-    def _failed(self, what: str) -> EnvironmentFault:
+    def _make_error(self, what: str) -> EnvironmentFault:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
         said = [line.strip() for line in lines if line.strip()][-_LOG_LINES:]
         return EnvironmentFault(
@@ -155,8 +155,8 @@ class _Job:
 
 
 @contextlib.contextmanager
-def _running(folder: Path) -> Iterator[_Job]:
-    """Run the job in a session of its own; behind it nothing of it is left, however far it is."""
+def _run_job(folder: Path) -> Iterator[_Job]:
+    """Run the job in its own process session; kill all of its processes after the block."""
     log = folder / "job.log"
     with log.open("ab") as written:
         process = subprocess.Popen(
@@ -170,7 +170,7 @@ def _running(folder: Path) -> Iterator[_Job]:
     try:
         yield _Job(process, log)
     finally:
-        # The workers' daemon has a group of its own, and ends with the JVM.
+        # The daemon of Python workers has its own process group, and ends with the JVM.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()

@@ -1,4 +1,4 @@
-"""`flinkish doctor`: what a first job will meet here, before there is one."""
+"""`flinkish doctor`: checks the environment before the first job."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from flinkish_spark.job.doctor import Diagnosis
 
 _STDERR = 2
-#: Of what Spark said when it did not start.
+#: Number of lines of Spark's output in the message about a failed start.
 _LINES = 12
 
 
 @click.command()
-@click.option("--master", metavar="URL", help="Spark's master; by default what spark-defaults.conf says.")
+@click.option("--master", metavar="URL", help="Spark's master; by default that of spark-defaults.conf.")
 @click.option(
     "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
 )
@@ -57,10 +57,10 @@ def doctor(
     tables: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Say what works here and what a job will be refused for, each with what to do.
+    """Report what works here, what a job would refuse, and what to do about it.
 
-    Starts a session of Spark and ends it; changes nothing. In a notebook call flinkish_spark.doctor(spark).
-    The status is 1 if something will be refused.
+    Starts a Spark session and ends it; changes nothing. In a notebook call flinkish_spark.doctor(spark). The
+    exit status is 1 if a job would be refused.
     """
     from flinkish_spark.job import doctor as running
 
@@ -68,7 +68,7 @@ def doctor(
         raise click.UsageError("--topic needs --bootstrap-servers.")
     kafka = connection_of(servers, config) if servers else None
     where, how = ("", {}) if kafka is None else (kafka.servers, kafka.options)
-    # PySpark's, about versions of libraries: the table says which there are.
+    # PySpark's warnings about versions of libraries, which the table shows.
     warnings.simplefilter("ignore", FutureWarning)
     spark = _session(master, jars)
     try:
@@ -106,7 +106,7 @@ def _session(master: str | None, jars: str | None) -> SparkSession:
             raise EnvironmentFault(
                 "Spark does not start here",
                 why=" / ".join([*(line.strip() for line in lines[-_LINES:] if line.strip()), str(error)]),
-                what_to_do="mend what it says; a JDK, 17 or newer, is what Spark runs on",
+                what_to_do="correct this error; Spark needs a JDK, 17 or newer",
             ) from error
     spark.sparkContext.setLogLevel("ERROR")
     return spark
@@ -114,7 +114,7 @@ def _session(master: str | None, jars: str | None) -> SparkSession:
 
 @contextmanager
 def _errors_in_file() -> Iterator[IO[bytes]]:
-    """Let standard error go into a file: a new user is to see the table first, and not lines of Spark's."""
+    """Redirect standard error to a file, so that the table is not hidden among Spark's log lines."""
     sys.stderr.flush()
     kept = os.dup(_STDERR)
     with tempfile.TemporaryFile() as file:

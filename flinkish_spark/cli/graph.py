@@ -1,4 +1,4 @@
-"""`flinkish graph`: what Spark runs of a job, as the newest start has written it down."""
+"""`flinkish graph`: shows the job graph that the newest start has recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.job.stored_job import (
     StoredJob,
-    as_damage,
+    raise_as_corrupt,
 )
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 @click.option("--mermaid", "form", flag_value="MERMAID", help="As Mermaid, which pages and notebooks draw.")
 @json_option
 def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
-    """Show which operators a job has, which run in the same tasks and why, and what they cost last.
+    """Show the operators of a job, which of them share tasks and why, and their last durations.
 
-    The job need not run. What is shown is what its newest start has run.
+    Shows the graph of the job's newest start; the job may run or not.
     """
-    with as_damage("the job graph"):
+    with raise_as_corrupt("the job graph"):
         found = job.job_dir.job_graph()
     if found is None:
         complain("there is no job graph yet: the job has never started")
@@ -43,14 +43,14 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
     if as_json:
         print_json({**job.to_json(), "graph": found.to_json(), "plan": found.job_plan(str(job.uuid))})
         return
-    with as_damage("the statistics"):
+    with raise_as_corrupt("the statistics"):
         history = job.job_dir.statistics()
-    for line in _shown(found, form, history).splitlines():
+    for line in _render(found, form, history).splitlines():
         click.echo("".join(letter if letter.isprintable() else "?" for letter in line))
 
 
-def _shown(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
-    # Here and not above: other commands can do without.
+def _render(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
+    # Imported here, since other commands do not need it.
     from flinkish_spark.job.plan_forms import PlanForm, plan_in, text
 
     return text(found, history) if form is None else plan_in(found, PlanForm(form))

@@ -1,4 +1,4 @@
-"""`flinkish jars`: what spark-submit is told, so that a session has the JARs of this package."""
+"""`flinkish jars`: prints the options of spark-submit for the JARs of this package."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from flinkish_spark.cli.client import complain
 @click.option("--packages", is_flag=True, help="Download nothing now: Spark does, at its start.")
 @click.argument("folder", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
 def jars(packages: bool, folder: Path | None) -> None:
-    """Put the pinned JARs into DIR (by default ./jars), and print what spark-submit needs.
+    """Download the pinned JARs into DIR (by default ./jars), and print options for spark-submit.
 
-    JARs that lie there already stay; the others are downloaded by the resolver that Spark brings. Each line
-    printed is an option: spark-submit $(flinkish jars DIR) job.py. Programs take the folder by
-    configure_spark_with_jars, and flinkish run by --jars.
+    Existing JARs stay; Spark's resolver downloads the others. Each printed line is an option: spark-submit
+    $(flinkish jars DIR) job.py. Programs use the folder with configure_spark_with_jars, and flinkish run with
+    --jars.
     """
-    # Here and not above: it imports pyspark.
+    # Imported here, since it imports pyspark.
     from flinkish_spark.bridge.session import check_java, packages_conf, spark_conf
     from flinkish_spark.jars import download
 

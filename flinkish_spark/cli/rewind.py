@@ -1,8 +1,8 @@
-"""`flinkish rewind` and `flinkish timeline`: go back to a checkpoint, or accept what outsides hold.
+"""`flinkish rewind` and `flinkish timeline`: go back to a checkpoint, or accept an external timeline.
 
-The order to go back is an object in the job directory, and the next start of the query carries it out. A job
-that runs is told, so that it starts its query again. What became of the order is seen in the job directory
-and not in the answer: the process that takes it may end before it has carried it out.
+The rewind order is an object in the job directory, and the next start of the query carries it out. A running
+job gets a request, so that it restarts its query. The outcome is read from the job directory and not from the
+answer: the process that takes the request may end before it has carried out the order.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.job.asking import (
-    Patience,
+    RequestTimeouts,
     ask_until_interrupted,
     describe,
 )
 from flinkish_spark.job.requests import ReplyKind, RequestKind
-from flinkish_spark.job.rewind import RewindStatus, what_became_of
+from flinkish_spark.job.rewind import RewindStatus, find_rewind_status
 from flinkish_spark.job.stored_job import (
     CheckpointView,
     StoredJob,
@@ -45,23 +45,23 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.statistics import CheckpointStatus
 
-#: A query that runs takes the request within half a second; one that starts finds the order itself.
+#: A running query takes the request within half a second; a starting one finds the order itself.
 _TAKEN_WITHIN_MS = 5_000
 _POLL_MS = 100
-#: How many checkpoints are named one by one.
+#: Number of checkpoints that are listed one by one.
 _MOST_NAMED = 5
 
 
 class OrderOutcome(enum.Enum):
-    #: The job has gone back.
+    #: The job has been rewound.
     DONE = "DONE"
-    #: The job does not run; its next start carries the order out.
+    #: The job does not run; its next start carries out the order.
     WAITS_FOR_START = "WAITS_FOR_START"
-    #: The job found that it cannot go back there; nothing was changed.
+    #: The job cannot go back to that checkpoint; nothing was changed.
     REFUSED = "REFUSED"
-    #: Somebody deleted the order by hand before the job obeyed.
+    #: Somebody deleted the order by hand before the job carried it out.
     GONE = "GONE"
-    #: The job has not finished in time, or nobody waited for it; the order stays.
+    #: The job has not finished in time, or the command did not wait; the order stays.
     NOT_ANSWERED = "NOT_ANSWERED"
 
     @property
@@ -95,13 +95,12 @@ class OrderReport:
 def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: float, as_json: bool) -> None:
     """Set a job back to checkpoint ID.
 
-    Its state and its input go back; every later checkpoint is left behind for good. A running job
-    is told and obeys at once, another one at its next start. Ask again to wait longer for an order
-    that was given before.
+    Its state and input positions go back; all later checkpoints are dead for good. A running job carries out
+    the order at once, another one at its next start. Repeat the command to wait longer for the same order.
     """
     target, choice = CheckpointId(checkpoint), Tables(tables.upper())
     owner, waiting = job.job_dir.newest_owner(), _same_order(job, target, choice)
-    left_behind = _left_behind(checkpoint_views(job, None), target)
+    left_behind = _find_left_behind(checkpoint_views(job, None), target)
     if waiting is None:
         _check(job, target)
         confirm(_what_happens(job, target, choice, left_behind), "Go back?", yes, as_json)
@@ -114,7 +113,7 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
         ordered = waiting or _same_order(job, target, choice)
         if ordered is None:
             raise
-        order, report = ordered, _interrupted(job, ordered)
+        order, report = ordered, _report_interrupt(job, ordered)
     if as_json:
         print_json(_to_json(job, order, left_behind, report))
     elif report.outcome.exit_status is ExitStatus.DONE:
@@ -125,15 +124,15 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
 
 
 def _same_order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder | None:
-    """Return the order that waits, if it is the same."""
+    """Return the waiting order if it is the same."""
     order = job.job_dir.rewind_order()
     return order if order is not None and (order.target, order.tables) == (target, tables) else None
 
 
 def _check(job: StoredJob, target: CheckpointId) -> None:
-    """Refuse before anybody is asked to confirm."""
-    # Here and not above: with it comes Arrow, which other commands can do without.
-    from flinkish_spark.job.rewind import RewindRefused, why_refused
+    """Refuse an impossible order before the confirmation."""
+    # Imported here, since it imports Arrow, which other commands do not need.
+    from flinkish_spark.job.rewind import RewindError, why_refused
 
     why = why_refused(job.job_dir, job.pins(), target)
     order = job.job_dir.rewind_order()
@@ -143,7 +142,7 @@ def _check(job: StoredJob, target: CheckpointId) -> None:
             "give this one afterwards"
         )
     if why:
-        raise RewindRefused(
+        raise RewindError(
             f"the job cannot go back to checkpoint {target}",
             why=why,
             what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
@@ -157,8 +156,8 @@ def _order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder:
     return order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered by `flinkish rewind`")
 
 
-def _left_behind(views: tuple[CheckpointView, ...], target: CheckpointId) -> tuple[CheckpointId, ...]:
-    """Return the completed checkpoints that a rewind makes dead, as of now."""
+def _find_left_behind(views: tuple[CheckpointView, ...], target: CheckpointId) -> tuple[CheckpointId, ...]:
+    """Return the completed checkpoints that a rewind would make dead now."""
     return tuple(
         view.checkpoint
         for view in views
@@ -180,9 +179,9 @@ def _what_happens(
     return "\n".join(
         (
             f"The job '{job.name}' goes back to checkpoint {target}, decided at {taken}:",
-            f"- completed checkpoints that are left behind for good: {later}",
+            f"- completed checkpoints that become dead for good: {later}",
             "- state, and the positions of sources and consumer groups, become what they were then",
-            "- what was staged since the last checkpoint is given up",
+            "- data staged since the last checkpoint is aborted",
             f"- tables {rows}",
             "- topics keep what was committed since; its header `flinkish-batch`, if written, tells readers",
             "- savepoints stay",
@@ -191,21 +190,22 @@ def _what_happens(
 
 
 def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
-    """Tell the job, and wait until the order is closed; `owner` is the newest one before the order."""
-    patience = Patience.of_seconds(timeout_s, _TAKEN_WITHIN_MS)
+    """Send the request, and wait until the order is closed; `owner` is the newest one before the order."""
+    patience = RequestTimeouts.from_seconds(timeout_s, _TAKEN_WITHIN_MS)
     begin_ms = job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:
-        status = what_became_of(job.job_dir, order)
+        status = find_rewind_status(job.job_dir, order)
         if status.state.is_closed:
-            return _closed(status)
-        # A job that found the order by itself takes no message while it goes back, and owns itself anew.
+            return _report_closed(status)
+        # A job that has found the order by itself takes no request while it rewinds, and gets a new owner
+        # epoch.
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
             text = f"ordered: the next start goes back to checkpoint {order.target}; the job does not run"
             return OrderReport(OrderOutcome.WAITS_FOR_START, text)
-        # One that refuses the message sees the order all the same, or its successor does.
+        # A job that refuses the request finds the order all the same, or its successor does.
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
-            # That nobody took the message is no news: the order is not taken back with it.
+            # An untaken request does not matter: the order stays.
             heard = {
                 ReplyKind.COMPLETED: "the job has begun to obey",
                 ReplyKind.NOT_TAKEN: "the job has not begun to obey",
@@ -215,11 +215,11 @@ def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: fl
         job.clock.sleep_ms(_POLL_MS)
 
 
-def _interrupted(job: StoredJob, order: RewindOrder) -> OrderReport:
-    """Return what is to be said after Ctrl-C: an order is not taken back with the message."""
-    status = what_became_of(job.job_dir, order)
+def _report_interrupt(job: StoredJob, order: RewindOrder) -> OrderReport:
+    """Return the report after Ctrl-C, which withdraws the request but not the order."""
+    status = find_rewind_status(job.job_dir, order)
     if status.state.is_closed:
-        return _closed(status)
+        return _report_closed(status)
     text = (
         f"interrupted; the order to go back to checkpoint {order.target} stays: a job that runs obeys it "
         "now, another one at its next start. The same command waits for it"
@@ -227,7 +227,7 @@ def _interrupted(job: StoredJob, order: RewindOrder) -> OrderReport:
     return OrderReport(OrderOutcome.NOT_ANSWERED, text)
 
 
-def _closed(status: RewindStatus) -> OrderReport:
+def _report_closed(status: RewindStatus) -> OrderReport:
     return OrderReport(OrderOutcome(status.state.value), status.text, status.lineage, status.first_removed)
 
 
@@ -249,7 +249,7 @@ def _to_json(
 
 @click.group()
 def timeline() -> None:
-    """See to a job directory that is an older copy of itself."""
+    """Repair a job directory that is an older copy of itself."""
 
 
 @timeline.command()
@@ -257,20 +257,20 @@ def timeline() -> None:
 @yes_option
 @json_option
 def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
-    """Let the next start go on, whatever the sinks hold.
+    """Let the next start continue, whatever the sinks hold.
 
-    For a job that refuses to start because a sink, a source or the manifest holds a checkpoint that
-    the directory does not know. Put the newest directory back instead, if there is one: then nothing
-    is lost and nothing is there twice.
+    For a job that refuses to start because a sink, a source or the manifest has a checkpoint that the
+    directory does not know. If you have the newest directory, restore it instead: then no record is lost or
+    duplicated.
     """
     newest = max(job.job_dir.list_checkpoint_ids(), default=None)
     behind = "its beginning" if newest is None else f"checkpoint {newest}"
     confirm(
-        f"The next start of the job '{job.name}' goes on from {behind} of this directory:\n"
+        f"The next start of the job '{job.name}' continues from {behind} of this directory:\n"
         "- sinks keep what they have; nothing is taken back\n"
-        "- what was read behind that checkpoint is read and written again, so rows may be there twice\n"
-        "- new checkpoints have ids above all that sinks, sources and manifest hold",
-        "Accept what is there?",
+        "- input after that checkpoint is read and written again, so rows may be duplicated\n"
+        "- new checkpoints have ids above all ids that sinks, sources and manifest have",
+        "Accept the external timeline?",
         yes,
         as_json,
     )
@@ -279,4 +279,4 @@ def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
         print_json({**job.to_json(), "outcome": "WAITS_FOR_START"})
         return
     again = " (it was ordered before)" if created is CreateResult.EXISTS else ""
-    say(f"ordered{again}: the next start accepts what sinks, sources and manifest hold")
+    say(f"ordered{again}: the next start accepts the checkpoints of sinks, sources and manifest")

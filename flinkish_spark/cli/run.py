@@ -1,4 +1,4 @@
-"""`flinkish run`: a program runs here, on a cluster, or is submitted to one; chosen from outside."""
+"""`flinkish run`: runs a program locally, on a cluster, or submits it to one, by options."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import click
 
 _LOCAL = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\]|-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\])")
 _MANAGERS = re.compile(r"yarn|spark://\S+|k8s://\S+")
-#: Settings that are said by options, and by which.
+#: Settings that have an option, with that option.
 _SAID_BY_OPTIONS = {"spark.master": "--target", "spark.submit.deployMode": "--deploy-mode"}
-#: Of several values for one of these all count.
+#: Settings whose repeated values are joined.
 _LISTS = ("spark.jars", "spark.jars.packages", "spark.sql.extensions")
 _WORKERS_PYTHON, _DRIVERS_PYTHON = "spark.pyspark.python", "spark.pyspark.driver.python"
-#: By which each manager is told that nobody waits.
+#: The setting of each cluster manager for submitting without waiting.
 _WAITING = {
     "yarn": "spark.yarn.submit.waitAppCompletion",
     "k8s": "spark.kubernetes.submission.waitAppCompletion",
@@ -29,7 +29,7 @@ _SHELL = "pyspark-shell"
 
 @dataclass(frozen=True)
 class Launch:
-    """A command that takes the place of this process, and its environment variables."""
+    """A command that replaces this process, and its environment variables."""
 
     command: Sequence[str]
     environment: Mapping[str, str]
@@ -41,7 +41,7 @@ class Launch:
     "-t",
     metavar="TARGET",
     help="local (all cores), local[N], spark://HOST:PORT, yarn-client, yarn-cluster or k8s://HOST:PORT. "
-    "By default what spark-defaults.conf says.",
+    "By default that of spark-defaults.conf.",
 )
 @click.option(
     "--deploy-mode",
@@ -72,12 +72,12 @@ def run(
     program: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a program of yours: a Python file that makes an environment and executes it.
+    """Run a program: a Python file that creates an environment and executes it.
 
-    With the driver here this process becomes the program: it gets signals, and its exit status is the
-    program's. With --deploy-mode cluster this process becomes spark-submit.
+    With a local driver this process becomes the program: it gets the signals, and has the program's exit
+    status. With --deploy-mode cluster this process becomes spark-submit.
     """
-    # Here and not above: it imports pyspark.
+    # Imported here, since it imports pyspark.
     from flinkish_spark.bridge.session import check_java
 
     if jars is not None and packages:
@@ -118,20 +118,20 @@ def launch(
     if master is not None:
         wanted[TARGET_SETTING] = master
     if is_detached:
-        wanted[_detaching(master, is_on_cluster)] = "false"
+        wanted[_find_detach_setting(master, is_on_cluster)] = "false"
     words = [] if master is None else ["--master", master]
     words += ["--deploy-mode", "cluster"] if is_on_cluster else []
     words += [word for name, value in wanted.items() for word in ("--conf", f"{name}={value}")]
     environment = dict(os.environ)
     if is_here:
-        # By Python itself and not below spark-submit, whose JVM would get the signals.
+        # Started by Python itself and not by spark-submit, whose JVM would get the signals.
         given = [word for word in shlex.split(environment.get("PYSPARK_SUBMIT_ARGS", "")) if word != _SHELL]
         environment["PYSPARK_SUBMIT_ARGS"] = shlex.join([*given, *words, _SHELL])
         environment.update(log_variables(environment["PYSPARK_SUBMIT_ARGS"]))
         if _WORKERS_PYTHON in wanted:
             environment["PYSPARK_PYTHON"] = wanted[_WORKERS_PYTHON]
         elif master is not None and _LOCAL.fullmatch(master):
-            # Otherwise Spark takes what is called python3, whichever that is.
+            # Otherwise Spark takes `python3` from the path.
             environment.setdefault("PYSPARK_PYTHON", sys.executable)
         return Launch([wanted.get(_DRIVERS_PYTHON, sys.executable), *program], environment)
     environment["SPARK_HOME"] = str(spark_home())
@@ -139,7 +139,7 @@ def launch(
 
 
 def _place(target: str | None, deploy_mode: str | None) -> tuple[str | None, bool]:
-    """Return Spark's master, and whether the driver is on the cluster."""
+    """Return Spark's master, and True if the driver runs on the cluster."""
     if target in ("yarn-client", "yarn-cluster"):
         own = target.removeprefix("yarn-")
         if deploy_mode not in (None, own):
@@ -172,8 +172,8 @@ def _check_program(program: str, is_on_cluster: bool) -> None:
         raise click.UsageError(f"there is no program {program!r}; give the path of a Python file")
 
 
-def _detaching(master: str | None, is_on_cluster: bool) -> str:
-    """Return the setting by which the manager of a driver on the cluster lets us go."""
+def _find_detach_setting(master: str | None, is_on_cluster: bool) -> str:
+    """Return the setting for submitting a driver to the cluster without waiting."""
     if master is None or not is_on_cluster:
         raise click.UsageError(
             "--detached needs the driver on the cluster (--target yarn-cluster, or k8s:// with --deploy-mode "
@@ -191,7 +191,7 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
         if not equals or not name.startswith("spark."):
             raise click.UsageError(f"-D takes spark.NAME=VALUE, which {name!r} is not: Spark would drop it")
         if name in _SAID_BY_OPTIONS:
-            raise click.UsageError(f"{name} is said by {_SAID_BY_OPTIONS[name]}")
+            raise click.UsageError(f"{name} has its own option: {_SAID_BY_OPTIONS[name]}")
         if name == TARGET_SETTING:
             raise click.UsageError(f"{name} is set by --target")
         found[name] = value
@@ -206,8 +206,8 @@ def _ends(until_caught_up: bool) -> Mapping[str, str]:
 
 def _libraries(jars: str | None, packages: bool) -> Mapping[str, str]:
     from flinkish_spark.bridge.session import packages_conf, spark_conf
-    from flinkish_spark.jars import pinned_jars
+    from flinkish_spark.jars import find_pinned_jars
 
     if packages:
         return packages_conf()
-    return {} if jars is None else spark_conf(pinned_jars(jars))
+    return {} if jars is None else spark_conf(find_pinned_jars(jars))

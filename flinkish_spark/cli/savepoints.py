@@ -1,4 +1,4 @@
-"""`flinkish savepoint` and `flinkish cancel`: take one, stop with one, find those there are, end a job."""
+"""`flinkish savepoint` and `flinkish cancel`: take, stop with, and list savepoints; cancel a job."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError
 from flinkish_spark.job.asking import (
-    Patience,
+    RequestTimeouts,
     ask,
 )
 from flinkish_spark.job.requests import RequestKind, StopMode
 from flinkish_spark.job.stored_job import (
     StoredJob,
-    as_damage,
+    raise_as_corrupt,
 )
 from flinkish_spark.protocol.savepoints import SavepointMetadata
 
@@ -45,7 +45,7 @@ _LIST = ("path", "job", "checkpoint", "taken", "key groups", "bytes", "operators
 
 @click.group()
 def savepoint() -> None:
-    """Take savepoints of a running job, or look for them."""
+    """Take savepoints of a running job, or list savepoints."""
 
 
 @savepoint.command("trigger")
@@ -54,13 +54,15 @@ def savepoint() -> None:
 @timeout_option
 @json_option
 def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bool) -> None:
-    """Ask a running job for a savepoint in the new directory TARGET, and wait until it is whole.
+    """Take a savepoint of a running job in the new directory TARGET, and wait until it is complete.
 
-    The job goes on. TARGET must be on a file system that driver and executors share.
+    The job continues. TARGET must be on a file system that driver and executors share.
     """
     _refuse_inside(job, target)
-    reply = ask(job, RequestKind.SAVEPOINT, Patience.of_seconds(timeout_s), target=target)
-    report(reply, {**job.to_json(), "target": target}, lambda r: _written(r.checkpoint, target), as_json)
+    reply = ask(job, RequestKind.SAVEPOINT, RequestTimeouts.from_seconds(timeout_s), target=target)
+    report(
+        reply, {**job.to_json(), "target": target}, lambda r: _format_savepoint(r.checkpoint, target), as_json
+    )
 
 
 @savepoint.command("stop")
@@ -71,39 +73,39 @@ def trigger_savepoint(job: StoredJob, target: str, timeout_s: float, as_json: bo
     "stop_mode",
     flag_value=StopMode.SUSPEND.value,
     default=StopMode.SUSPEND.value,
-    help="The job may be started again from it and goes on as if nothing had been (the default).",
+    help="The job may be started again from it and continues as if it had not stopped (the default).",
 )
 @click.option(
     "--drain",
     "stop_mode",
     flag_value=StopMode.DRAIN.value,
-    help="The job ends for good: event time comes to its end before the savepoint.",
+    help="The job ends for good: the watermark rises to its maximum before the savepoint.",
 )
 @timeout_option
 @json_option
 def stop_with_savepoint(job: StoredJob, target: str, stop_mode: str, timeout_s: float, as_json: bool) -> None:
-    """Ask a running job to stop with a savepoint in the new directory TARGET.
+    """Stop a running job with a savepoint in the new directory TARGET.
 
-    Nothing behind the savepoint is committed. If it fails the job does not stop: it goes back to
-    its last checkpoint and runs on.
+    No record after the savepoint is committed. If the savepoint fails, the job does not stop: it restarts
+    from its last checkpoint.
     """
     _refuse_inside(job, target)
     mode = StopMode(stop_mode)
-    patience = Patience.of_seconds(timeout_s)
+    patience = RequestTimeouts.from_seconds(timeout_s)
     reply = ask(job, RequestKind.STOP_WITH_SAVEPOINT, patience, target=target, stop_mode=mode)
     asked = {**job.to_json(), "target": target, "stop_mode": mode.value}
-    report(reply, asked, lambda r: f"{_written(r.checkpoint, target)}; the job stops", as_json)
+    report(reply, asked, lambda r: f"{_format_savepoint(r.checkpoint, target)}; the job stops", as_json)
 
 
-def _written(checkpoint: object, target: str) -> str:
+def _format_savepoint(checkpoint: object, target: str) -> str:
     return f"savepoint of checkpoint {checkpoint}: {target}"
 
 
 def _refuse_inside(job: StoredJob, target: str) -> None:
     if not job.place.is_local or "://" in target:
-        # The job refuses it.
+        # The job refuses such a target.
         return
-    # Not Path.resolve: it raises where links lead in a circle.
+    # Not Path.resolve(), which raises if links form a circle.
     path, root = Path(os.path.realpath(target)), Path(os.path.realpath(job.place.folder))
     if path.is_relative_to(root):
         raise click.UsageError(f"{target} is inside the job directory, which savepoints outlive.")
@@ -116,9 +118,9 @@ class FoundSavepoint:
     """A directory with a savepoint.json."""
 
     path: Path
-    #: None if it cannot be read; `error` says why then.
+    #: None if it cannot be read; then `error` has the reason.
     metadata: SavepointMetadata | None
-    #: The job directory that owns its files; empty if the user does.
+    #: The job directory that owns its files; empty if the user owns them.
     claimed_by: str = ""
     error: str = ""
 
@@ -137,10 +139,10 @@ class FoundSavepoint:
 def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
     """List the savepoints in and below directories, oldest first.
 
-    One whose description cannot be read is listed with the reason, and the exit status is 1 then.
-    State files are not looked at.
+    A savepoint with an unreadable description is listed with the reason, and the exit status is 1. State
+    files are not checked.
     """
-    found = sorted(_found_below(folders), key=_when)
+    found = sorted(_find_below(folders), key=_when)
     if as_json:
         print_json({"savepoints": [one.to_json() for one in found]})
     elif found:
@@ -154,29 +156,29 @@ def list_savepoints(folders: tuple[Path, ...], as_json: bool) -> None:
         end_with(ExitStatus.NOT_DONE)
 
 
-def _found_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
+def _find_below(folders: Iterable[Path]) -> Iterator[FoundSavepoint]:
     seen = set()
     for folder in folders:
         for place, below, files in os.walk(
-            folder, onerror=lambda error: complain(f"not everything was looked at: {error}")
+            folder, onerror=lambda error: complain(f"not all directories could be searched: {error}")
         ):
             if SAVEPOINT_FILE in files and place not in seen:
                 seen.add(place)
-                # What lies below belongs to it.
+                # Subdirectories belong to the savepoint.
                 below.clear()
                 yield _read(Path(place))
 
 
 def _read(path: Path) -> FoundSavepoint:
-    # Here and not above: with it comes Arrow, which other commands can do without.
+    # Imported here, since it imports Arrow, which other commands do not need.
     from flinkish_spark.savepoints.files import SavepointDir
 
     directory = SavepointDir(path)
     try:
         if not (path / SAVEPOINT_FILE).is_file():
-            # A pipe would be waited for.
+            # Reading a named pipe would block.
             raise CorruptObjectError(f"{path / SAVEPOINT_FILE} is no file")
-        with as_damage(f"the savepoint {path}"):
+        with raise_as_corrupt(f"the savepoint {path}"):
             metadata = directory.metadata()
             claim = directory.find_claim(metadata.savepoint)
     except FlinkishError as error:
@@ -205,7 +207,7 @@ def _row(found: FoundSavepoint) -> tuple[object, ...]:
 
 
 def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
-    """Return what programs are told of a savepoint: names and numbers, no states and no positions."""
+    """Return the JSON of a savepoint: names and numbers, no state and no positions."""
     return {
         "savepoint": metadata.savepoint,
         "job": metadata.job,
@@ -233,12 +235,11 @@ def _metadata_json(metadata: SavepointMetadata) -> dict[str, Any]:
 @timeout_option
 @json_option
 def cancel(job: StoredJob, yes: bool, timeout_s: float, as_json: bool) -> None:
-    """End a running job at once, without a last checkpoint.
+    """Cancel a running job at once, without a last checkpoint.
 
-    What it staged since its last checkpoint is finished or given up by the next start. If the job
-    was configured with DELETE_ON_CANCELLATION its checkpoints are deleted, and the next start
-    begins anew; savepoints stay in any case.
+    The next start commits or aborts data staged since the last checkpoint. With DELETE_ON_CANCELLATION the
+    checkpoints of the job are deleted, and the next start begins without state; savepoints stay in any case.
     """
     confirm(f"The job '{job.name}' ends without a last checkpoint.", "Cancel it?", yes, as_json)
-    reply = ask(job, RequestKind.CANCEL, Patience.of_seconds(timeout_s))
+    reply = ask(job, RequestKind.CANCEL, RequestTimeouts.from_seconds(timeout_s))
     report(reply, job.to_json(), lambda _: "the job is being cancelled", as_json)

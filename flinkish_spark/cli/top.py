@@ -1,4 +1,4 @@
-"""`flinkish top`: what a job does, live in a terminal, whether it runs or not."""
+"""`flinkish top`: a live view of a job in a terminal, running or not."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.rest import flinkish_views
 
-#: How many checkpoints and causes of restarts are shown, the newest.
+#: Numbers of newest checkpoints and restart causes that are shown.
 _CHECKPOINTS, _CAUSES = 8, 5
-#: Below this width, in columns of a terminal, tables have only what matters most.
+#: On terminals narrower than this, tables have only the most important columns.
 _WIDE = 90
 _QUIT, _UP, _DOWN = (b"q", b"Q", b"\x1b"), (b"k", b"\x1b[A", b"\x1bOA"), (b"j", b"\x1b[B", b"\x1bOB")
 _PAGE_UP, _PAGE_DOWN = (b"\x1b[5~",), (b"\x1b[6~", b" ")
-#: A key that is no letter sends several bytes at once.
+#: A key other than a letter sends several bytes at once.
 _KEY = re.compile(rb"\x1b[\[O][0-9;]*[A-Za-z~]|.", re.DOTALL)
 _STATE_STYLES = {
     "RUNNING": "green",
@@ -66,10 +66,9 @@ _STATE_STYLES = {
     help="How long a view stays; in a bucket each costs requests.",
 )
 def top(job: StoredJob, once: bool, interval_s: float) -> None:
-    """Show what a job does, live: rates, checkpoints, sinks, event time, restarts.
+    """Show a live view of a job: rates, checkpoints, sinks, event time, restarts.
 
-    It reads the job directory and changes nothing, so the job may be down. q ends it; arrows, j, k and
-    space scroll.
+    Only reads the job directory, so the job may be down. q quits; arrows, j, k and space scroll.
     """
     console = output_console()
     if once or not console.is_terminal or console.is_dumb_terminal:
@@ -79,7 +78,7 @@ def top(job: StoredJob, once: bool, interval_s: float) -> None:
 
 
 class _Window:
-    """The lines of a view that fit on the screen, and a line about the keys."""
+    """The lines of a view that fit on the screen, with a line about the keys."""
 
     def __init__(self) -> None:
         self.view: RenderableType = Text("")
@@ -110,7 +109,7 @@ def _show_live(job: StoredJob, interval_s: float, console: Console) -> None:
             while True:
                 window.view = _view_or_error(job, window.view, console)
                 live.refresh()
-                for key in keys.pressed(interval_s):
+                for key in keys.read_keys(interval_s):
                     if key in _QUIT:
                         return
                     window.scroll((key in _DOWN) - (key in _UP), (key in _PAGE_DOWN) - (key in _PAGE_UP))
@@ -120,24 +119,24 @@ def _show_live(job: StoredJob, interval_s: float, console: Console) -> None:
 
 
 def _view_or_error(job: StoredJob, last: RenderableType, console: Console) -> RenderableType:
-    """Return the view; where the directory cannot be read just now, why, and behind it the last one."""
+    """Return the view; if the directory cannot be read now, the reason followed by the last view."""
     try:
         return _view(job, console)
     except FlinkishError as error:
-        # Whoever looks on through an outage wants to see its end, too.
-        shown = last.renderables[1] if isinstance(last, _Stale) else last
-        return _Stale(Text(f"cannot be read now: {one_line(str(error))}", style="red"), shown)
+        # The view must continue after an outage.
+        shown = last.renderables[1] if isinstance(last, _StaleView) else last
+        return _StaleView(Text(f"cannot be read now: {one_line(str(error))}", style="red"), shown)
 
 
-class _Stale(Group):
-    """A view that was not read anew."""
+class _StaleView(Group):
+    """An outdated view."""
 
 
 class _Keys:
     def __init__(self, file: int | None) -> None:
         self._file = file
 
-    def pressed(self, for_s: float) -> Iterator[bytes]:
+    def read_keys(self, for_s: float) -> Iterator[bytes]:
         until = time.monotonic() + for_s
         while (left_s := until - time.monotonic()) > 0:
             if self._file is None:
@@ -149,7 +148,7 @@ class _Keys:
 
 @contextmanager
 def _keys() -> Iterator[_Keys]:
-    """Take keys as they are pressed, unseen; without any where standard input is no terminal."""
+    """Read keys without echo; none if standard input is no terminal."""
     if not sys.stdin.isatty():
         yield _Keys(None)
         return
@@ -163,7 +162,7 @@ def _keys() -> Iterator[_Keys]:
 
 
 def _view(job: StoredJob, console: Console) -> RenderableType:
-    # Ids are for servers, which have several jobs.
+    # The id is for servers with several jobs.
     return _Views(JobSnapshot(str(job.uuid), job), console).all()
 
 
@@ -189,12 +188,12 @@ class _Views:
         lines = Text()
         lines.append(one_line(facts["name"]), "bold")
         lines.append(f"  {status}", f"bold {_STATE_STYLES.get(status, '')}")
-        lines.append(f"  {_since(facts)}\n")
+        lines.append(f"  {_format_since(facts)}\n")
         if owner["epoch"] == 0:
             lines.append("it has never run\n")
         else:
             where = f"{owner['host'] or UNKNOWN}, process {owner['pid'] or UNKNOWN}"
-            lines.append(one_line(f"owner {owner['epoch']} on {where}: {_of_life(facts)}") + "\n")
+            lines.append(one_line(f"owner {owner['epoch']} on {where}: {_format_life(facts)}") + "\n")
         lines.append(f"restarts {facts['restarts']}, lineage {facts['lineage']}")
         lines.append(f", heard of at {local_time(facts['heard_at_ms'])}\n" if facts["was_cut_off"] else "\n")
         lines.append(one_line(facts["job_dir"]), "dim")
@@ -231,7 +230,7 @@ class _Views:
             return None
         if self._is_wide or not self._is_drawn:
             return self._section("Held back", ["who", "waits for", "for", "last error"], rows)
-        # What it waits for is the longest, and must be read.
+        # The longest column, which must stay readable.
         lines = [[f"{who}, {for_}: {what}: {error or UNKNOWN}"] for who, what, for_, error in rows]
         return self._section("Held back", ["who waits for what"], lines)
 
@@ -241,7 +240,7 @@ class _Views:
             return None
         if self._is_wide or not self._is_drawn:
             return self._section("Restarts", ["at", "vertex", "cause"], rows)
-        # The cause is the longest, and must be read.
+        # The longest column, which must stay readable.
         return self._section("Restarts", ["cause"], [[f"{at}: {cause}"] for at, _, cause in rows])
 
     def _checkpoints(self) -> RenderableType:
@@ -303,7 +302,7 @@ class _Views:
         narrow: int | None = None,
         none: str = "",
     ) -> RenderableType:
-        """Return a table under a title; on a narrow terminal only its first columns, if it says how many."""
+        """Return a table with a title; on a narrow terminal only its first columns."""
         heading = Text(f"\n{one_line(title)}", style="bold" if self._is_drawn else "")
         if not rows:
             return Group(heading, Text(none))
@@ -312,7 +311,7 @@ class _Views:
         return Group(heading, table)
 
 
-def _since(facts: dict[str, Any]) -> str:
+def _format_since(facts: dict[str, Any]) -> str:
     if facts["began_at_ms"] is None:
         return ""
     if facts["ended_at_ms"] is not None:
@@ -320,9 +319,9 @@ def _since(facts: dict[str, Any]) -> str:
     return f"for {duration_text(facts['now_ms'] - facts['began_at_ms'])}"
 
 
-def _of_life(facts: dict[str, Any]) -> str:
+def _format_life(facts: dict[str, Any]) -> str:
     if facts["was_cut_off"]:
-        return "it is gone, and the next start goes on"
+        return "it is gone; the next start continues the job"
     return {"ALIVE": "it lives", "ENDED": "it has ended"}.get(facts["owner"]["life"], "not seen from here")
 
 

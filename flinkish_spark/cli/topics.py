@@ -1,4 +1,4 @@
-"""`flinkish topics`: what of a job is in a topic, what is open in it, and what readers wait for."""
+"""`flinkish topics`: shows a job's checkpoints and open transactions in a topic."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from flinkish_spark.cli.client import (
 )
 from flinkish_spark.cli.transactions import (
     OPEN_STATES,
-    Found,
-    Named,
+    FoundTransaction,
+    NamedTransaction,
     Names,
     Standing,
     open_wire,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.ids import Place
 
 _COLUMNS = ("partition", "offset", "what", "state", "age s", "whose")
-#: A transaction of which the log shows a part, and no coordinator knows anything.
+#: The state of a transaction with records in the log that no coordinator knows.
 _HANGING = "HANGING"
 
 
@@ -46,12 +46,12 @@ _HANGING = "HANGING"
 @brokers_options
 @json_option
 def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool) -> None:
-    """Show a topic of a job: checkpoints in it, open transactions, what read_committed readers wait for.
+    """Show a job's topic: checkpoints, open transactions, and what read_committed readers wait for.
 
-    One table, by partition and offset. A checkpoint stands at a record of its own, for as long as the job
-    directory has its decision; an open transaction where it begins. Where readers stand is the last stable
-    offset; behind it stands which transaction holds it back, and whose that is. Works whether the job runs or
-    not, and changes nothing.
+    Prints one table, by partition and offset. A checkpoint is shown at one of its records, while the job
+    directory has its decision; an open transaction at its first offset. Readers wait at the last stable
+    offset; the table tells which transaction holds it back, and whose it is. The job may run or not; nothing
+    is changed.
     """
     with open_wire(connection_of(servers, config)) as wire:
         found = rows_of(job, topic, wire)
@@ -64,14 +64,14 @@ def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool)
 @dataclass(frozen=True, slots=True)
 class TopicRow:
     partition: int
-    #: None of a checkpoint whose own record is in another topic of its transaction.
+    #: None for a checkpoint whose record is in another topic of its transaction.
     offset: int | None
     #: "checkpoint N", "open transaction" or "last stable offset".
     what: str
-    #: What became of the checkpoint's records (COMMITTED, ABORTED, UNDECIDED, GONE); Kafka's word for a
-    #: transaction, or HANGING; how many offsets readers wait for.
+    #: Outcome of a checkpoint's records (COMMITTED, ABORTED, UNDECIDED, GONE); Kafka's state of a
+    #: transaction, or HANGING; number of offsets that readers wait for.
     state: str
-    #: Since the transaction began, by the coordinator's clock.
+    #: Age of the transaction by the coordinator's clock.
     age_ms: int | None
     whose: str
 
@@ -98,18 +98,18 @@ def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
     if topic not in known:
         raise make_unknown_topic_error(topic, wire.connection.servers, of=f"the job '{job.name}'")
     places = [(topic, partition) for partition in range(known[topic].partitions)]
-    # This order matters: what is open by now was named before, or is its newest owner's.
+    # This order matters: a transaction open now was named before, or belongs to the newest owner.
     producers = wire.producers(places)
     names = Names.of(job.job_dir)
     owners = _owners(job, names, wire, producers.values())
     if any(owner.state == _HANGING for owner in owners.values()):
-        # It may have ended between the two requests: only what is still open hangs.
+        # It may have ended between the two requests: only a transaction that is still open hangs.
         again = wire.producers(places)
         producers = {place: _still(producers[place], again[place], owners) for place in places}
     opened = [row for place in places for row in _open_rows(place, producers[place], owners)]
     checkpoints = _checkpoint_rows(topic, len(places), names, wire)
     rows = [*checkpoints, *opened, *_stable_rows(places, admin, opened)]
-    # The last stable offset comes behind what stands at the same offset: that is what holds it back.
+    # At equal offsets the last stable offset comes last, after the transaction that holds it back.
     return sorted(rows, key=_order)
 
 
@@ -127,7 +127,7 @@ class _Owner:
 def _owners(
     job: StoredJob, names: Names, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]
 ) -> dict[int, _Owner]:
-    """Return whose each producer is that has a transaction open somewhere, by producer id."""
+    """Return the owners of all producers with an open transaction, by producer id."""
     open_now = [one for producers in of for one in producers if one.open_since is not None]
     wanted = {one.producer_id for one in open_now}
     if not wanted:
@@ -136,14 +136,17 @@ def _owners(
     try:
         ours = {str(one.name): one for one in transactions_of(job, wire)}
     except AuthorizationError:
-        # Without DESCRIBE on the job's ids Kafka lists none of them, and the job directory names some.
+        # Without DESCRIBE permission on the job's ids Kafka lists none of them, but the job directory names
+        # some.
         ours = {}
     handles = {one.handle[1:]: one for one in names.named}
     named = {one.producer_id: handles.get(one.handle) for one in open_now}
     views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
     now_ms = job.clock.wall_ms()
     return {
-        one: _unlisted(one, named[one]) if one not in listed else _owner(listed[one], ours, views, now_ms)
+        one: _find_unlisted_owner(one, named[one])
+        if one not in listed
+        else _owner(listed[one], ours, views, now_ms)
         for one in wanted
     }
 
@@ -151,7 +154,7 @@ def _owners(
 def _still(
     seen: Sequence[ActiveProducer], again: Sequence[ActiveProducer], owners: Mapping[int, _Owner]
 ) -> tuple[ActiveProducer, ...]:
-    """Return the producers of a partition, without those who hang no more: seen again, they have ended."""
+    """Return the producers of a partition, without hanging ones that have ended at a second look."""
     open_now = {(one.producer_id, one.producer_epoch, one.open_since) for one in again}
 
     def is_over(one: ActiveProducer) -> bool:
@@ -161,15 +164,17 @@ def _still(
     return tuple(one for one in seen if not is_over(one))
 
 
-def _unlisted(producer_id: int, named: Named | None) -> _Owner:
-    """Return whose a producer is of which no coordinator shows anything; only its handle can tell."""
+def _find_unlisted_owner(producer_id: int, named: NamedTransaction | None) -> _Owner:
+    """Return the owner of a producer that no coordinator knows; only its handle can tell."""
     if named is not None:
         return _Owner(_HANGING, None, f"{named.handle[0]}: {named}; no coordinator shows it")
     whose = f"nobody's: no coordinator shows an open transaction of producer {producer_id}"
     return _Owner(_HANGING, None, whose)
 
 
-def _owner(name: str, ours: Mapping[str, Found], views: Mapping[str, TransactionView], now_ms: int) -> _Owner:
+def _owner(
+    name: str, ours: Mapping[str, FoundTransaction], views: Mapping[str, TransactionView], now_ms: int
+) -> _Owner:
     view = views.get(name)
     began_at_ms = None if view is None else view.began_at_ms
     age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
@@ -193,7 +198,7 @@ def _open_rows(
 
 
 def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
-    """Yield a line for each checkpoint and sink with a record here, or in the same transaction elsewhere."""
+    """Yield a row for each checkpoint and sink with a record here, or elsewhere in the same transaction."""
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
     from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 
@@ -223,12 +228,12 @@ def _fate(reader: EvidenceReader, staged: KafkaSinkCommittable) -> str:
 
 
 def _checkpoint_row(
-    one: Named, staged: KafkaSinkCommittable, place: tuple[int, int | None], fate: str
+    one: NamedTransaction, staged: KafkaSinkCommittable, place: tuple[int, int | None], fate: str
 ) -> TopicRow:
     told = {
         Standing.CONFIRMED: "confirmed",
         Standing.DECIDED: "decided and not confirmed",
-        Standing.LEFT_BEHIND: "decided and left behind",
+        Standing.LEFT_BEHIND: "decided, but dead after a rewind",
     }
     whose = f"sink '{one.sink}', {told[one.standing]}"
     if staged.next_sequences is not None:
@@ -246,7 +251,7 @@ def _stable_rows(places: Sequence[Place], admin: Any, opened: Sequence[TopicRow]
     ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
     for place in places:
         partition, waiting = place[1], max(0, ends[place] - stable[place])
-        # What began before has ended since it was seen.
+        # An earlier transaction has ended since it was read.
         behind = [row for row in opened if row.partition == partition and _order(row)[1] >= stable[place]]
         first = min(behind, key=_order, default=None)
         if not waiting:

@@ -1,4 +1,4 @@
-"""`flinkish transactions`: what a job has left open on Kafka's brokers, and ending it."""
+"""`flinkish transactions`: lists and ends transactions that a job has left open on Kafka's brokers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.job.stored_job import (
     StoredJob,
-    as_damage,
+    raise_as_corrupt,
 )
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.writer import KafkaCommitter
 
 
-#: Between two questions whether the job's owner lives.
+#: Interval at which the job's owner is checked.
 _POLL_MS = 1_000
 _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch", "standing", "what it is")
 _ENDED = ("transactional id", "state", "outcome", "detail")
@@ -58,12 +58,12 @@ def ids_argument(command: F) -> F:
 
 
 def dry_run_option(command: F) -> F:
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+    return click.option("--dry-run", is_flag=True, help="Print the planned actions, and do nothing.")(command)
 
 
 @click.group()
 def transactions() -> None:
-    """Look at the Kafka transactions of a job, or end what it has left open."""
+    """List the Kafka transactions of a job, or end its open ones."""
 
 
 @transactions.command("list")
@@ -72,10 +72,10 @@ def transactions() -> None:
 @click.option("--all", "ended", is_flag=True, help="Also the ids under which nothing is open.")
 @json_option
 def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as_json: bool) -> None:
-    """List the transactions of a job that are open, or wait for their end in the job directory.
+    """List the transactions of a job that are open, or decided and not yet confirmed.
 
-    Works whether the job runs or not. An id belongs to the job if it parses exactly as one of its
-    own. Ids that this principal may not describe are left out by Kafka.
+    The job may run or not. An id belongs to the job if it parses exactly as one of the job's own. Kafka
+    leaves out ids that this principal may not describe.
     """
     with open_wire(connection_of(servers, config)) as wire:
         found = transactions_of(job, wire, all_ids_of(job, wire) if ended else frozenset())
@@ -97,10 +97,10 @@ def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as
 def commit_transactions(
     job: StoredJob, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Commit what a decision in the job directory names and no receipt confirms.
+    """Commit transactions that a decision in the job directory names and no receipt confirms.
 
-    It is what the next start of the job would do first, and may be repeated. Nothing else is
-    committed. The job must not run.
+    The next start of the job would do the same first. May be repeated. Nothing else is committed. The job
+    must not run.
     """
     _end(job, ids, connection_of(servers, config), (plan_commits, commit, "commit"), dry_run, yes, as_json)
 
@@ -115,15 +115,15 @@ def commit_transactions(
 def abort_transactions(
     job: StoredJob, ids: tuple[str, ...], servers: str, config: Any, dry_run: bool, yes: bool, as_json: bool
 ) -> None:
-    """Abort open leftovers: what no decision and no staged file of the job directory names.
+    """Abort open leftovers, which no decision and no staged file of the job directory names.
 
-    They hide later records of their partitions from read_committed readers until they time out or
-    the job starts again. The job must not run.
+    They hide later records of their partitions from read_committed readers until they time out or the job
+    restarts. The job must not run.
     """
     _end(job, ids, connection_of(servers, config), (plan_aborts, abort, "abort"), dry_run, yes, as_json)
 
 
-_Plan = Callable[[Sequence["Found"], frozenset[str]], "list[Ending]"]
+_Plan = Callable[[Sequence["FoundTransaction"], frozenset[str]], "list[Ending]"]
 _Carry = Callable[[StoredJob, "TransactionClient", Sequence["Ending"]], "list[Ending]"]
 
 
@@ -141,14 +141,14 @@ def _end(
     plan, carry_out, verb = how
     wanted, lock = frozenset(ids), lock_of(job)
     with open_wire(connection) as wire:
-        with holding(job, lock):
+        with hold_lock(job, lock):
             found = transactions_of(job, wire, wanted)
             ends = plan(found, wanted)
         chosen = frozenset(str(one.found.name) for one in ends if not one.refusal)
         if chosen and not dry_run:
-            # Not with the lock held: a person may take a while, and the job may want to start.
+            # Without the lock: the user may take a while, and the job may start meanwhile.
             confirm(_what_happens(ends, verb), f"{verb.capitalize()} them?", yes, as_json)
-            with holding(job, lock):
+            with hold_lock(job, lock):
                 again = plan(transactions_of(job, wire, wanted), wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
                 ends = carry_out(job, TransactionClient.from_wire(wire), agreed)
@@ -178,14 +178,14 @@ def _report(
         )
         return
     if ends:
-        print_table(_ENDED, [_ended_row(one, verb, dry_run) for one in ends])
+        print_table(_ENDED, [_format_ending(one, verb, dry_run) for one in ends])
     elif not strangers:
         print_line(f"the job '{job.name}' has no transactions to {verb}")
     for one in strangers:
         complain(f"{one} is no transactional id of the job '{job.name}'")
 
 
-def _ended_row(one: Ending, verb: str, dry_run: bool) -> tuple[object, ...]:
+def _format_ending(one: Ending, verb: str, dry_run: bool) -> tuple[object, ...]:
     if one.refusal:
         return (one.found.name, one.found.state, "refused", one.refusal)
     if one.answer is None:
@@ -193,7 +193,7 @@ def _ended_row(one: Ending, verb: str, dry_run: bool) -> tuple[object, ...]:
     return (one.found.name, one.found.state, one.answer.outcome.value, one_line(one.answer.detail))
 
 
-def _row(found: Found) -> tuple[object, ...]:
+def _row(found: FoundTransaction) -> tuple[object, ...]:
     return (
         found.name,
         found.state,
@@ -221,37 +221,37 @@ def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
         wire.close()
 
 
-#: Transactional id, producer id, producer epoch: after a receipt the id alone is given to other transactions.
+#: Transactional id, producer id, producer epoch: after a receipt the transactional id is reused.
 Handle = tuple[str, int, int]
 
 
 class Standing(enum.Enum):
-    #: A COMMIT decision without receipt names it: it has to be committed.
+    #: A COMMIT decision without receipt names it: it must be committed.
     DECIDED = "DECIDED"
     #: A COMMIT decision with a receipt names it: it is committed.
     CONFIRMED = "CONFIRMED"
-    #: A COMMIT decision names it that nobody will finish: a rewind left it behind, or a zombie wrote it.
+    #: A COMMIT decision names it that will not be finished: a rewind made it dead, or a zombie wrote it.
     LEFT_BEHIND = "LEFT_BEHIND"
-    #: A staged file names it, and no decision: the next start keeps it or aborts it.
+    #: A staged file names it, but no decision: the next start keeps or aborts it.
     STAGED = "STAGED"
-    #: Nobody names it, and it belongs to the newest owner: in use if that one runs, else a leftover.
+    #: Unnamed, and of the newest owner: in use if that owner runs, else a leftover.
     OF_NEWEST_OWNER = "OF_NEWEST_OWNER"
-    #: Nobody names it and nobody will: it can be aborted.
+    #: Unnamed for good: it can be aborted.
     LEFTOVER = "LEFTOVER"
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
-    #: DECIDED, CONFIRMED, LEFT_BEHIND or STAGED.
+class NamedTransaction:
+    #: One of DECIDED, CONFIRMED, LEFT_BEHIND, STAGED.
     standing: Standing
     handle: Handle
-    #: Who staged it, in which micro-batch.
+    #: The sink and micro-batch that staged it.
     sink: str
     lineage: Lineage
     batch: BatchId
-    #: Of the decision; None for what is undecided.
+    #: The checkpoint of the decision; None if undecided.
     checkpoint: CheckpointId | None
-    #: Among the committables of its sink in the decision, which are committed in this order.
+    #: Index among its sink's committables in the decision, which are committed in this order.
     place: int
     payload: Mapping[str, Any]
 
@@ -263,50 +263,50 @@ class Named:
             case Standing.CONFIRMED:
                 return f"checkpoint {self.checkpoint} is confirmed: {where}"
             case Standing.LEFT_BEHIND:
-                return f"checkpoint {self.checkpoint} was decided and left behind: {where}"
+                return f"checkpoint {self.checkpoint} was decided, but a rewind made it dead: {where}"
             case _:
                 return f"staged and not decided: {where}"
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Everything that the job directory names; `newest_owner` took the job last."""
+    """All transactions that the job directory names; `newest_owner` took the job over last."""
 
     newest_owner: OwnerEpoch
-    named: tuple[Named, ...]
+    named: tuple[NamedTransaction, ...]
 
     @classmethod
     def of(cls, job_dir: JobDir) -> Names:
-        # This order matters: what is decided meanwhile is found as staged, or decided, or both.
-        staged = list(_staged(job_dir))
-        decided = list(_decided(job_dir))
+        # This order matters: a transaction decided meanwhile is found as staged, or decided, or both.
+        staged = list(_list_staged(job_dir))
+        decided = list(_list_decided(job_dir))
         known = {one.handle for one in decided}
         return cls(job_dir.newest_owner(), (*decided, *(one for one in staged if one.handle not in known)))
 
-    def about(self, handle: Handle) -> Named | None:
-        """Return what names a transaction, or what is to be decided or finished under its id."""
+    def find(self, handle: Handle) -> NamedTransaction | None:
+        """Return the entry for a transaction, else an undecided or unfinished entry for its id."""
         exact = next((one for one in self.named if one.handle == handle), None)
-        return exact or self.about_id(handle[0])
+        return exact or self.find_by_id(handle[0])
 
-    def about_id(self, name: str) -> Named | None:
-        # What is to be decided or finished stands for its whole id: nobody may end anything under it.
+    def find_by_id(self, name: str) -> NamedTransaction | None:
+        # An undecided or unfinished entry protects its whole id: no transaction under it may be ended.
         waiting = (Standing.DECIDED, Standing.STAGED)
         return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
 
-    def standing_by(self, name: TransactionalId, named: Named | None) -> Standing:
+    def standing_by(self, name: TransactionalId, named: NamedTransaction | None) -> Standing:
         if named is not None:
             return named.standing
         newest = name.owner_epoch >= self.newest_owner
         return Standing.OF_NEWEST_OWNER if newest else Standing.LEFTOVER
 
     @property
-    def waiting(self) -> tuple[Named, ...]:
-        """Return what has to be committed, in the order in which its sinks commit."""
+    def waiting(self) -> tuple[NamedTransaction, ...]:
+        """Return the transactions to commit, in the order in which their sinks commit."""
         return tuple(one for one in self.named if one.standing is Standing.DECIDED)
 
 
-def _staged(job_dir: JobDir) -> Iterator[Named]:
-    """Yield what staged files of any lineage name."""
+def _list_staged(job_dir: JobDir) -> Iterator[NamedTransaction]:
+    """Yield the transactions in staged files of any lineage."""
     for key in job_dir.store.list("staged"):
         name = key.rsplit("/", 1)[1]
         if not name.isdecimal():
@@ -315,12 +315,12 @@ def _staged(job_dir: JobDir) -> Iterator[Named]:
             for one in staged.committables:
                 handle = _handle(one.payload)
                 if handle is not None:
-                    yield Named(
+                    yield NamedTransaction(
                         Standing.STAGED, handle, one.sink, staged.lineage, staged.batch, None, 0, one.payload
                     )
 
 
-def _decided(job_dir: JobDir) -> Iterator[Named]:
+def _list_decided(job_dir: JobDir) -> Iterator[NamedTransaction]:
     commits = [
         decision
         for checkpoint in job_dir.list_checkpoint_ids()
@@ -337,15 +337,15 @@ def _decided(job_dir: JobDir) -> Iterator[Named]:
         for fact in drop_leftovers(live)
     }
     for decision in commits:
-        yield from _named_in(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
+        yield from _list_named(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
 
 
-def _named_in(decision: Decision, standing: Standing) -> Iterator[Named]:
+def _list_named(decision: Decision, standing: Standing) -> Iterator[NamedTransaction]:
     for of_sink in decision.group_by_sink().values():
         for place, (staged, one) in enumerate(of_sink):
             handle = _handle(one.payload)
             if handle is not None:
-                yield Named(
+                yield NamedTransaction(
                     standing,
                     handle,
                     one.sink,
@@ -358,35 +358,35 @@ def _named_in(decision: Decision, standing: Standing) -> Iterator[Named]:
 
 
 def _handle(payload: Mapping[str, Any]) -> Handle | None:
-    """Return the handle in a Kafka sink's payload; None in another sink's."""
+    """Return the handle in a Kafka sink's payload; None for other sinks."""
     if "transactional_id" not in payload:
         return None
-    with as_damage("a committable of a Kafka sink"):
+    with raise_as_corrupt("a committable of a Kafka sink"):
         handle = (payload["transactional_id"], payload["producer_id"], payload["producer_epoch"])
         if not isinstance(handle[0], str) or not all(isinstance(number, int) for number in handle[1:]):
             raise ValueError(f"{handle!r} is no transaction")
     return handle
 
 
-#: Stands for the state of an id that the brokers do not know.
+#: The state of an id that the brokers do not know.
 UNKNOWN_STATE = "Unknown"
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    #: Parsed exactly; ids of others that begin alike are not among them.
+class FoundTransaction:
+    #: Parsed exactly; ids of other applications with the same prefix are excluded.
     name: TransactionalId
-    #: Kafka's word, or UNKNOWN_STATE.
+    #: Kafka's state, or UNKNOWN_STATE.
     state: str
-    #: As the brokers have it; None if they do not know the id.
+    #: The brokers' value; None if they do not know the id.
     producer_id: int | None
     producer_epoch: int | None
-    #: Since the transaction began, by the broker's clock; None if none is open.
+    #: Age of the transaction by the broker's clock; None if none is open.
     age_ms: int | None
-    #: After which the broker aborts it.
+    #: Age at which the broker aborts it.
     timeout_ms: int | None
     standing: Standing
-    named: Named | None
+    named: NamedTransaction | None
 
     @property
     def text(self) -> str:
@@ -398,8 +398,8 @@ class Found:
                 str(self.named) if self.named.handle == handle else f"{self.named}, by another producer epoch"
             )
         if self.standing is Standing.OF_NEWEST_OWNER:
-            return f"nobody names it: owner {self.name.owner_epoch} may be writing it, if it runs"
-        return "a leftover: nobody names it"
+            return f"not named yet: owner {self.name.owner_epoch} may be writing it, if it runs"
+        return "a leftover: the job directory does not name it"
 
     def to_json(self) -> dict[str, Any]:
         named = self.named
@@ -424,30 +424,32 @@ class Found:
 
 
 def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
-    return frozenset(map(str, _parsed(job, (row.transactional_id for row in wire.list_transactions()))))
+    return frozenset(map(str, _parse_ids(job, (row.transactional_id for row in wire.list_transactions()))))
 
 
-def transactions_of(job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()) -> tuple[Found, ...]:
-    """Return the job's transactions that are open, to be decided or to be finished, by id."""
+def transactions_of(
+    job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()
+) -> tuple[FoundTransaction, ...]:
+    """Return the job's open, undecided and unfinished transactions, by id."""
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
-    # This order matters: a transaction that is named by now was on the brokers before.
+    # This order matters: a transaction that is named now was on the brokers before.
     listed = {
         one.transactional_id for one in TransactionClient.from_wire(wire).list_open_transactions(job.uuid)
     }
-    listed.update(_parsed(job, also))
+    listed.update(_parse_ids(job, also))
     names = Names.of(job.job_dir)
     waiting = (Standing.DECIDED, Standing.STAGED)
-    listed.update(_parsed(job, (one.handle[0] for one in names.named if one.standing in waiting)))
+    listed.update(_parse_ids(job, (one.handle[0] for one in names.named if one.standing in waiting)))
     views = _views(wire, sorted(map(str, listed)))
     now_ms = job.clock.wall_ms()
-    return tuple(_found(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
+    return tuple(_look_up(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
 
 
-def _parsed(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
+def _parse_ids(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
     for text in texts:
         parsed = TransactionalId.parse(text)
-        # Leading zeros parse to the same numbers; only the spelling we write is ours.
+        # Leading zeros parse to the same numbers; only ids in our own spelling are ours.
         if parsed is not None and parsed.job == job.uuid and str(parsed) == text:
             yield parsed
 
@@ -475,14 +477,16 @@ def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
     )
 
 
-def _found(name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int) -> Found:
+def _look_up(
+    name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int
+) -> FoundTransaction:
     if view is None or view.code:
-        named = names.about_id(str(name))
+        named = names.find_by_id(str(name))
         standing = names.standing_by(name, named)
-        return Found(name, UNKNOWN_STATE, None, None, None, None, standing, named)
-    named = names.about((str(name), view.producer_id, view.producer_epoch))
+        return FoundTransaction(name, UNKNOWN_STATE, None, None, None, None, standing, named)
+    named = names.find((str(name), view.producer_id, view.producer_epoch))
     age_ms = None if view.began_at_ms is None else max(0, now_ms - view.began_at_ms)
-    return Found(
+    return FoundTransaction(
         name,
         view.state,
         view.producer_id,
@@ -499,10 +503,10 @@ OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    found: Found
-    #: Why it is not touched; empty if it is to be ended.
+    found: FoundTransaction
+    #: Why it is not ended; empty if it will be.
     refusal: str = ""
-    #: What came of it; None until it was tried, and where it is not.
+    #: The result of ending it; None if it was not tried.
     answer: CommitAnswer | None = None
 
     @property
@@ -519,29 +523,29 @@ class Ending:
 
 
 def lock_of(job: StoredJob) -> OwnerLock:
-    """Return the job's lock; in a bucket, what tells that nobody has the job."""
-    # Here and not above: other commands hold no lock.
+    """Return the job's lock; in a bucket, a lease that detects a running owner."""
+    # Imported here, since other commands hold no lock.
     from flinkish_spark.checkpoint.ownership import BeatLease, JobLock
 
     if job.place.is_local:
         return JobLock(job.place.folder / "owner.lock")
     from flinkish_spark.core.config import CheckpointConfig
 
-    # In a bucket nothing keeps a start away. It does no harm: its transactions have ids with an epoch of its
-    # own, and what is decided may be committed by two, as after any takeover.
+    # In a bucket nothing prevents a start meanwhile. That is harmless: its transactions have ids with its own
+    # epoch, and two processes may commit decided data, as after any takeover.
     lease_ms = CheckpointConfig().owner_lease_ms
     return BeatLease(job.job_dir, job.place.url, job.clock, SystemThreads(), lease_ms)
 
 
 @contextmanager
-def holding(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
-    """Hold the job's lock: nobody owns it meanwhile, and a start in between is refused."""
+def hold_lock(job: StoredJob, lock: OwnerLock) -> Iterator[None]:
+    """Hold the job's lock, so that starts of the job are refused for the block."""
     try:
         _acquire(job, lock)
     except OwnedElsewhereError as owned:
         raise OwnedElsewhereError(
             f"the job '{job.name}' runs: {owned.facts.get('holder', 'another process')} owns it",
-            why="it ends its transactions itself, and may be writing those that nobody names yet",
+            why="it ends its transactions itself, and may be writing some that no staged file names yet",
             what_to_do="stop the job first; `flinkish transactions list` works while it runs",
         ) from owned
     try:
@@ -565,9 +569,9 @@ def _acquire(job: StoredJob, lock: OwnerLock) -> None:
 
 
 # Transactions are planned and ended with the job's lock held, so that no owner stages, decides or ends
-# anything meanwhile. A commit is what the next start would do; an abort touches nothing that anybody names.
-def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
-    """Return what committing means: all that is decided, or what of that is `wanted`."""
+# anything meanwhile. A commit does what the next start would do; an abort never touches a named transaction.
+def plan_commits(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
+    """Plan the commit of all decided transactions, or of the `wanted` ones."""
     decided = [one for one in found if one.standing is Standing.DECIDED]
     ends = []
     for one in found:
@@ -580,8 +584,10 @@ def plan_commits(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]
     return ends
 
 
-def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[str]) -> str:
-    # What a sink has in a checkpoint is committed as a whole: what of it is lost must be its end.
+def _why_not_committed(
+    one: FoundTransaction, decided: Sequence[FoundTransaction], wanted: frozenset[str]
+) -> str:
+    # The transactions of a sink in a checkpoint are committed together, and none of them may be unknown.
     together = [other for other in decided if _whole_of(other) == _whole_of(one)]
     unknown = [str(other.name) for other in together if other.state == UNKNOWN_STATE]
     if unknown:
@@ -595,8 +601,8 @@ def _why_not_committed(one: Found, decided: Sequence[Found], wanted: frozenset[s
     return ""
 
 
-def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
-    """Return what aborting means: all open leftovers, or what of them is `wanted`."""
+def plan_aborts(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
+    """Plan the abort of all open leftovers, or of the `wanted` ones."""
     ends = []
     for one in found:
         if wanted and str(one.name) not in wanted:
@@ -607,26 +613,26 @@ def plan_aborts(found: Sequence[Found], wanted: frozenset[str]) -> list[Ending]:
     return ends
 
 
-def _why_not_aborted(one: Found) -> str:
+def _why_not_aborted(one: FoundTransaction) -> str:
     if one.standing is Standing.STAGED:
         return f"the next start keeps it or aborts it: {one.text}"
-    # With the lock held nobody writes what nobody names, the newest owner neither.
+    # With the lock held no owner writes to unnamed transactions, not even the newest one.
     if one.standing not in (Standing.LEFTOVER, Standing.OF_NEWEST_OWNER):
         return f"a decision names it: {one.text}"
     return "" if one.state in OPEN_STATES else f"nothing is open under it (state {one.state})"
 
 
 def commit(job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
-    """Commit what each sink has in the decision, by the rules and in the order of the job's own committer."""
+    """Commit the transactions of each sink with the job's own committer, in its order."""
     done: list[Ending] = []
     for _, group in groupby(
         sorted(ends, key=lambda end: _order(end.found)), lambda end: _whole_of(end.found)
     ):
-        done += _committed(job, client, list(group))
+        done += _commit(job, client, list(group))
     return done
 
 
-def _committed(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
+def _commit(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> list[Ending]:
     named = [end.found.named for end in ends]
     checkpoint = None if named[0] is None else named[0].checkpoint
     if checkpoint is None or any(end.refusal for end in ends):
@@ -635,7 +641,7 @@ def _committed(job: StoredJob, client: TransactionClient, ends: list[Ending]) ->
     answers = list(_committer(job, client, committables[0].sink).commit(checkpoint, committables))
     last = ends[len(answers) - 1].found.name
     behind = [replace(end, refusal=f"{last} comes before it and is not done") for end in ends[len(answers) :]]
-    # Shorter where it stopped.
+    # There are fewer answers if the committer stopped.
     tried = zip(ends, answers, strict=False)
     return [*(replace(end, answer=answer) for end, answer in tried), *behind]
 
@@ -664,16 +670,16 @@ def abort(_job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) ->
     return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
 
 
-def unknown(wanted: frozenset[str], found: Sequence[Found]) -> list[str]:
+def unknown(wanted: frozenset[str], found: Sequence[FoundTransaction]) -> list[str]:
     return sorted(wanted - {str(one.name) for one in found})
 
 
-def _order(found: Found) -> tuple[int, str, int]:
+def _order(found: FoundTransaction) -> tuple[int, str, int]:
     named = found.named
     if named is None or named.checkpoint is None:
         return (0, "", 0)
     return (int(named.checkpoint), named.sink, named.place)
 
 
-def _whole_of(found: Found) -> tuple[int, str]:
+def _whole_of(found: FoundTransaction) -> tuple[int, str]:
     return _order(found)[:2]

@@ -1,4 +1,4 @@
-"""`flinkish ui`: the page and the REST server over job directories, whether their jobs run or not."""
+"""`flinkish ui`: serves the web page and REST API of job directories, whether their jobs run or not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.job_dir import job_place
 from flinkish_spark.core.store_spec import StoreSpec
 
-#: Flink's.
+#: Flink's default port.
 _PORT = 8_081
 _LONGEST_TOKEN = 1_000
 
@@ -47,12 +47,12 @@ def ui(
     read_only: bool,
     savepoint_dir: str,
 ) -> None:
-    """Show jobs on a page, and answer Flink's REST clients, until Ctrl-C.
+    """Show jobs on a web page, and serve Flink's REST clients, until Ctrl-C.
 
-    DIR is a job directory, or a folder with job directories in it. The page can trigger checkpoints and
-    savepoints, stop, cancel and send back jobs that run: with the token, which the link brings.
+    DIR is a job directory, or a folder of job directories. With the token in the printed link the page can
+    trigger checkpoints and savepoints, and stop, cancel and rewind running jobs.
     """
-    # Here and not above: with it come the server's packages, an extra.
+    # Imported here, since it needs the packages of an extra.
     from flinkish_spark.rest.server import UiConfig, UiServer
 
     places = [_place(directory) for directory in directories]
@@ -62,7 +62,7 @@ def ui(
     try:
         server.join()
     except KeyboardInterrupt:
-        complain("the page is closed; the jobs go on")
+        complain("the page is closed; the jobs continue")
     finally:
         server.stop()
 

@@ -187,7 +187,7 @@ class HybridSource(SplitSource):
 
     def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Mapping[str, Offset]:
         """Return the ends of all parts, also of those that have not begun."""
-        scans = [] if position is None else logged_positions(position, uid)
+        scans = [] if position is None else find_scan_positions(position, uid)
         found: dict[str, Offset] = {}
         for index in range(len(self._parts)):
             own = LoggedOffsets(tuple(self._position_of(index, scan).to_json() for scan in scans))

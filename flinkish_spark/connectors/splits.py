@@ -448,11 +448,11 @@ class SplitSource(Source):
 
     def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Mapping[str, Offset]:
         source = copy.copy(self)
-        scans = [] if position is None else logged_positions(position, uid)
+        scans = [] if position is None else find_scan_positions(position, uid)
         known = scans[0] if scans else SplitPosition(uid, {})
         mend = "correct splits(), first() or latest()"
         with _failures_on_the_driver(uid, "was asked where its input ends", mend, is_counted=True):
-            names = checked_splits(uid, source.splits_from(known))
+            names = check_splits(uid, source.splits_from(known))
             starts = {
                 name: known.offsets[name] if name in known.offsets else source.first(name) for name in names
             }
@@ -469,7 +469,7 @@ class SplitSource(Source):
         return found
 
     def has_reached(self, end: Mapping[str, Offset], position: LoggedOffsets) -> bool:
-        scans = logged_positions(position, self._fs_uid)
+        scans = find_scan_positions(position, self._fs_uid)
         return bool(scans) and all(
             reaches(scan.offsets.get(name), offset) for scan in scans for name, offset in end.items()
         )

@@ -23,7 +23,7 @@ from flinkish_spark.bridge.session import (
     refuse_other_target,
     run_tasks_in_this_python,
     scratch_folder,
-    without_traces,
+    suppress_traces,
 )
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
@@ -62,15 +62,15 @@ from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.catch_up import CaughtUp, check_can_catch_up
-from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, told
+from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, call_listener
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
 from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in, print_tree
-from flinkish_spark.job.reporting import JobReporter, reported_settings
+from flinkish_spark.job.reporting import JobReporter, collect_reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
-from flinkish_spark.job.trace_log import with_trace_in_file
+from flinkish_spark.job.trace_log import write_trace_file
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, resolve_uid
 from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.planning.partitioning import (
@@ -87,7 +87,7 @@ from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.protocol.savepoints import RestoreRules
-from flinkish_spark.reporters.reporter import ReportedJob, Reporter, Reporting
+from flinkish_spark.reporters.reporter import ReportedJob, Reporter, ReporterGroup
 from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.comparison import (
     Comparison,
@@ -612,7 +612,7 @@ class StreamExecutionEnvironment:
             self._check_idle("start it twice")
             interval_ms = self.latency_tracking_interval_ms
             latencies = None if interval_ms is None else LatencyTracker(interval_ms)
-            reporting = Reporting(self._place, self._reporters)
+            reporting = ReporterGroup(self._place, self._reporters)
             try:
                 page = self._page(ui)
                 supervisor = self._supervisor(latencies, reporting, self._choose_end(until))
@@ -621,12 +621,12 @@ class StreamExecutionEnvironment:
                 reporting.end()
                 self._close_page()
                 for listener in self._execution_listeners:
-                    told(listener.on_job_submitted, None, error)
+                    call_listener(listener.on_job_submitted, None, error)
                 raise
             listeners = (reporting, *self._execution_listeners)
             self._client = JobClient(supervisor, latencies, listeners, page)
             for listener in self._execution_listeners:
-                told(listener.on_job_submitted, self._client, None)
+                call_listener(listener.on_job_submitted, self._client, None)
             return self._client
 
     def _choose_end(self, given: CaughtUp | None) -> CaughtUp | None:
@@ -724,7 +724,7 @@ class StreamExecutionEnvironment:
             if not isinstance(error, UserError) and not can_show(sys.stderr) and not is_notebook():
                 # A log should contain the whole trace of a failure that is not the program's.
                 raise
-            raise with_trace_in_file(error, self.job) from None
+            raise write_trace_file(error, self.job) from None
         result = client.get_job_execution_result()
         if result.status is JobStatus.CANCELED:
             raise JobCancelledError(
@@ -748,7 +748,7 @@ class StreamExecutionEnvironment:
             return
         hold_bars = partial(hold_stage_bars, self.spark)
         line = LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
-        with without_traces(self.spark), line:
+        with suppress_traces(self.spark), line:
             yield
 
     def add_master_hook(self, hook: MasterHook) -> None:
@@ -831,7 +831,7 @@ class StreamExecutionEnvironment:
     def _supervisor(
         self,
         latencies: LatencyTracker | None = None,
-        reporting: Reporting | None = None,
+        reporting: ReporterGroup | None = None,
         until: CaughtUp | None = None,
     ) -> Supervisor:
         partitions = self._partitions()
@@ -863,7 +863,9 @@ class StreamExecutionEnvironment:
         engine = SparkEngine(self.spark, self.graph.copy_declared(), settings, job_dir)
         if reporting is not None:
             reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
-        reported = reported_settings(self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions)
+        reported = collect_reported_settings(
+            self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions
+        )
         reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
         # It comes first, so that the report is up to date when the user's listeners are called.
         told = (reporter,) if reporting is None else (reporter, reporting)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition
 from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.stages import OpenMatches, Skip
@@ -80,7 +80,7 @@ class CEP:
                     why="a pattern is a Pattern, and its name a text",
                     what_to_do='give one, as Pattern.begin("first")',
                 )
-            wanted.append(LookedFor(name, compiled(pattern), pattern.skip, pattern.stages))
+            wanted.append(LookedFor(name, compile_pattern(pattern), pattern.skip, pattern.stages))
         keyed = stream.key_by(_no_key, key="INT") if isinstance(stream, DataStream) else stream
         if not isinstance(keyed, KeyedStream):
             raise GraphError(

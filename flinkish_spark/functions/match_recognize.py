@@ -17,10 +17,10 @@ from flinkish_spark.cep import expressions as E
 from flinkish_spark.cep import values as V
 from flinkish_spark.cep.rows import (
     Anchor,
-    Excluded,
-    InOrder,
+    Concatenation,
+    Exclusion,
     OneOf,
-    Repeated,
+    Repetition,
     RowPattern,
     RowSearch,
     RowsPerMatch,
@@ -339,7 +339,7 @@ class _PatternReader:
             if self._word in ("|", ")", ",") or self._sees("-", "}"):
                 break
             parts.append(self._parse_quantifier(self._parse_part()))
-        return parts[0] if len(parts) == 1 else InOrder(tuple(parts))
+        return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
     def _parse_part(self) -> RowPattern:
         if self._takes("("):
@@ -349,7 +349,7 @@ class _PatternReader:
         if self._takes("{", "-"):
             inside = self._parse_alternatives()
             self._expect("-", "}")
-            return Excluded(inside)
+            return Exclusion(inside)
         for word in ("^", "$"):
             if self._takes(word):
                 return Anchor(word == "^")
@@ -357,7 +357,7 @@ class _PatternReader:
             parts = self._parse_sequences(",")
             self._expect(")")
             # Permutations with an earlier part first are preferred.
-            return OneOf(tuple(InOrder(one) for one in itertools.permutations(parts)))
+            return OneOf(tuple(Concatenation(one) for one in itertools.permutations(parts)))
         token = self._tokens[self._at] if self._at < len(self._tokens) else None
         if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
             self._fail()
@@ -379,7 +379,7 @@ class _PatternReader:
                 _refuse(self._text, "a repetition ends before it begins, or is none", "write {least,most}")
         elif not self._takes("+"):
             return part
-        return Repeated(part, least, most, not self._takes("?"))
+        return Repetition(part, least, most, not self._takes("?"))
 
     def _parse_number(self) -> int | None:
         word = self._word
@@ -481,10 +481,10 @@ class _Expressions:
         """Read an expression over the named events of a Flink pattern; refuse navigation over rows."""
         made, kind = self.read(_render(text, tokens))
         for one in made.all_parts():
-            of_rows = isinstance(one, E.Navigated) and (one.rows or one.variables is None)
+            of_rows = isinstance(one, E.Navigation) and (one.rows or one.variables is None)
             if of_rows or isinstance(one, E.Classifier | E.MatchNumber | E.Final):
                 _refuse(text, "it looks at rows, and not at a name's events", "name what it looks at")
-            if isinstance(one, E.Aggregated) and one.variables is None:
+            if isinstance(one, E.Aggregate) and one.variables is None:
                 _refuse(text, "its aggregate is of no name's events", "write SUM(name.field)")
         return made, kind
 
@@ -513,14 +513,14 @@ class _Expressions:
                 conditions = self._read_conditions(tree, text)
                 return (E.All(conditions) if name == "And" else E.any_of(conditions)), _BOOLEAN
             case "Not":
-                return E.Negated(self._read_tree(tree.this, text)[0]), _BOOLEAN
+                return E.Negation(self._read_tree(tree.this, text)[0]), _BOOLEAN
             case "Neg":
                 return self._apply_sign(tree, V.negative_whole, V.negative, text)
             case "Abs":
                 return self._apply_sign(tree, V.absolute_whole, V.absolute, text)
             case "DPipe":
                 texts = tuple(cast(one, _TEXT, text) for one in self._read_operands(tree, text))
-                return E.Applied(operator.add, texts), _TEXT
+                return E.FunctionCall(operator.add, texts), _TEXT
             case "First" | "Last":
                 return self._navigate(name.upper(), [tree.this, tree.args.get("expression")], text)
             case "Count" | "Sum" | "Min" | "Max" | "Avg":
@@ -531,7 +531,7 @@ class _Expressions:
             return make_arithmetic(_ARITHMETIC[name], *self._read_operands(tree, text), text)
         if name in _OF_TEXT:
             function, kind = _OF_TEXT[name]
-            return E.Applied(function, (cast(self._read_tree(tree.this, text), _TEXT, text),)), kind
+            return E.FunctionCall(function, (cast(self._read_tree(tree.this, text), _TEXT, text),)), kind
         _refuse(text, f"{tree.sql(dialect='trino')} is not known here", _KNOWN)
 
     def _read_operands(self, tree: Any, text: str) -> tuple[Typed, Typed]:
@@ -568,7 +568,7 @@ class _Expressions:
         other = self._read_tree(tree.expression, text)
         if isinstance(other[1], T.NullType):
             return E.IsNull(made[0]), _BOOLEAN
-        return E.FirstKnown((self._compare("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
+        return E.Coalesce((self._compare("EQ", made, other, text)[0], E.Literal(False))), _BOOLEAN
 
     def _read_between(self, tree: Any, text: str) -> Typed:
         made = self._read_tree(tree.this, text)
@@ -581,7 +581,7 @@ class _Expressions:
         options = [self._read_tree(one, text) for one in tree.expressions]
         kind = find_common_type((made[1], *(kind for _, kind in options)), text)
         own, *others = (cast(one, kind, text) for one in (made, *options))
-        return E.any_of(tuple(E.Applied(V.is_equal, (own, one)) for one in others)), _BOOLEAN
+        return E.any_of(tuple(E.FunctionCall(V.is_equal, (own, one)) for one in others)), _BOOLEAN
 
     def _read_like(self, tree: Any, text: str, escape: str | None = None) -> Typed:
         of, pattern = self._read_tree(tree.this, text), tree.expression
@@ -591,11 +591,11 @@ class _Expressions:
             # For Spark a backslash is an escape, for the SQL standard a plain character.
             _refuse(text, "a backslash in LIKE is not the same in every SQL", "name the escape: ESCAPE '!'")
         try:
-            like = re.compile(V.like_expression(pattern.this, escape), re.DOTALL)
+            like = re.compile(V.translate_like(pattern.this, escape), re.DOTALL)
         except ValueError as error:
             _refuse(text, str(error), "write the escape before %, _ or itself")
-        found = E.Applied(functools.partial(V.is_like, like), (of[0],))
-        return (E.Negated(found) if tree.args.get("negate") else found), _BOOLEAN
+        found = E.FunctionCall(functools.partial(V.is_like, like), (of[0],))
+        return (E.Negation(found) if tree.args.get("negate") else found), _BOOLEAN
 
     def _read_escape(self, tree: Any, text: str) -> Typed:
         escape = tree.expression
@@ -613,12 +613,12 @@ class _Expressions:
         if isinstance(made, E.Literal) and of_others is V.negative:
             return E.Literal(V.negative(made.given)), kind
         function = of_others if bits is None else functools.partial(of_wholes, bits)
-        return E.Applied(function, (made,)), kind
+        return E.FunctionCall(function, (made,)), kind
 
     def _read_coalesce(self, tree: Any, text: str) -> Typed:
         parts = [self._read_tree(one, text) for one in (tree.this, *tree.expressions)]
         kind = find_common_type([own for _, own in parts], text)
-        return E.FirstKnown(tuple(cast(one, kind, text) for one in parts)), kind
+        return E.Coalesce(tuple(cast(one, kind, text) for one in parts)), kind
 
     def _read_case(self, tree: Any, text: str) -> Typed:
         given = tree.args.get("this")
@@ -636,7 +636,7 @@ class _Expressions:
         values.append((E.Literal(None), T.NullType()) if default is None else self._read_tree(default, text))
         kind = find_common_type([own for _, own in values], text)
         *chosen, otherwise = (cast(one, kind, text) for one in values)
-        return E.Chosen(tuple(zip(conditions, chosen, strict=True)), otherwise), kind
+        return E.CaseWhen(tuple(zip(conditions, chosen, strict=True)), otherwise), kind
 
     def _read_cast(self, tree: Any, text: str) -> Typed:
         wanted, made = tree.to.this.name, self._read_tree(tree.this, text)
@@ -675,9 +675,9 @@ class _Expressions:
         )
         if name in ("PREV", "NEXT") and type(of).__name__ in ("First", "Last"):
             inner, kind = self._read_tree(of, text)
-            assert isinstance(inner, E.Navigated)
+            assert isinstance(inner, E.Navigation)
             rows = -offset if name == "PREV" else offset
-            return E.Navigated(inner.of, inner.variables, inner.from_first, inner.offset, rows), kind
+            return E.Navigation(inner.of, inner.variables, inner.from_first, inner.offset, rows), kind
         made, kind = self._read_tree(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column | E.Classifier)}
         if len(named) > 1 or any(
@@ -688,8 +688,8 @@ class _Expressions:
             )
         variables = next(iter(named), None)
         if name in ("PREV", "NEXT"):
-            return E.Navigated(made, variables, rows=-offset if name == "PREV" else offset), kind
-        return E.Navigated(made, variables, from_first=name == "FIRST", offset=offset), kind
+            return E.Navigation(made, variables, rows=-offset if name == "PREV" else offset), kind
+        return E.Navigation(made, variables, from_first=name == "FIRST", offset=offset), kind
 
     def _parse_offset(self, tree: Any, text: str) -> int:
         if type(tree).__name__ != "Literal" or tree.is_string or not tree.this.isdigit():
@@ -700,21 +700,21 @@ class _Expressions:
         kind = type(of).__name__
         if kind == "Star" or (kind == "Column" and type(of.this).__name__ == "Star"):
             variables = None if kind == "Star" else self.find_variable(_fold_identifier(of.args["table"]))
-            return E.Aggregated(None, variables), _LONG
+            return E.Aggregate(None, variables), _LONG
         made, own = self._read_tree(of, text)
         named = {one.variables for one in made.all_parts() if isinstance(one, E.Column)}
         if len(named) > 1 or any(one.looks_around for one in made.all_parts()):
             _refuse(text, "an aggregate is of the rows of one variable", "name one variable, or a SUBSET")
         function, result = aggregate(name, own, text)
-        return E.Aggregated(made, next(iter(named), None), function), result
+        return E.Aggregate(made, next(iter(named), None), function), result
 
     @staticmethod
     def _compare(name: str, one: Typed, other: Typed, text: str) -> Typed:
         kind = find_common_type((one[1], other[1]), text)
         function, is_swapped, is_negated = _COMPARED[name]
         pair = cast(one, kind, text), cast(other, kind, text)
-        found = E.Applied(function, pair[::-1] if is_swapped else pair)
-        return (E.Negated(found) if is_negated else found), _BOOLEAN
+        found = E.FunctionCall(function, pair[::-1] if is_swapped else pair)
+        return (E.Negation(found) if is_negated else found), _BOOLEAN
 
 
 def _parse(text: str) -> Any:
@@ -811,15 +811,15 @@ def make_arithmetic(name: str, one: Typed, other: Typed, text: str) -> Typed:
         own = _to_decimal_operand(one), _to_decimal_operand(other)
         kind = _find_decimal_type(name, *own)
         given = tuple(cast(each, as_, text) for each, as_ in zip((one, other), own, strict=True))
-        function = functools.partial(V.of_decimals, name, kind.precision, kind.scale)
-        return E.Applied(function, given), kind
+        function = functools.partial(V.compute_decimals, name, kind.precision, kind.scale)
+        return E.FunctionCall(function, given), kind
     if name == "/" or not isinstance(kind, T.NumericType):
         kind = _DOUBLE if name == "/" or isinstance(kind, T.NullType) else kind
     given = cast(one, kind, text), cast(other, kind, text)
     if type(kind) in _BITS:
-        return E.Applied(functools.partial(V.of_wholes, name, _BITS[type(kind)]), given), kind
-    made = E.Applied(functools.partial(V.of_doubles, name), given)
-    return (E.Applied(V.single, (made,)) if isinstance(kind, T.FloatType) else made), kind
+        return E.FunctionCall(functools.partial(V.compute_wholes, name, _BITS[type(kind)]), given), kind
+    made = E.FunctionCall(functools.partial(V.compute_doubles, name), given)
+    return (E.FunctionCall(V.single, (made,)) if isinstance(kind, T.FloatType) else made), kind
 
 
 def _to_decimal_operand(given: Typed) -> T.DecimalType:
@@ -865,7 +865,7 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
     elif isinstance(kind, T.DoubleType) and (is_number or is_text):
         function = V.double_of_text if is_text else float
     elif isinstance(kind, T.FloatType) and (is_number or is_text):
-        return E.Applied(V.single, (cast(given, _DOUBLE, text),))
+        return E.FunctionCall(V.single, (cast(given, _DOUBLE, text),))
     elif isinstance(kind, T.BooleanType) and (is_number or is_text):
         function = V.boolean_of_text if is_text else bool
     elif isinstance(kind, T.StringType) and is_number and not isinstance(own, T.DoubleType | T.FloatType):
@@ -873,7 +873,7 @@ def cast(given: Typed, kind: T.DataType, text: str) -> E.Expression:
     if function is None:
         says = f"a {own.simpleString()} is not cast to {kind.simpleString()} here"
         _refuse(text, says, "leave the cast to a transform() after the match")
-    return E.Applied(function, (made,))
+    return E.FunctionCall(function, (made,))
 
 
 def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[Any]], Any] | None, T.DataType]:
@@ -892,5 +892,5 @@ def aggregate(name: str, kind: T.DataType, text: str) -> tuple[Callable[[list[An
     if name == "AVG":
         return V.mean_of_doubles, _DOUBLE
     if type(kind) in _BITS:
-        return functools.partial(functools.reduce, functools.partial(V.of_wholes, "+", 64)), _LONG
+        return functools.partial(functools.reduce, functools.partial(V.compute_wholes, "+", 64)), _LONG
     return V.sum_of_doubles, _DOUBLE

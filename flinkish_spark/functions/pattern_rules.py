@@ -13,10 +13,10 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
-from flinkish_spark.cep.compiler import compiled
-from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
+from flinkish_spark.cep.compiler import compile_pattern
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, ContextCondition, Leaf
 from flinkish_spark.cep.expressions import Expression, Frame
-from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher
+from flinkish_spark.cep.matcher import Event, EventAnswers, FlatMatches, Matcher
 from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.rules import KnownToRules
 from flinkish_spark.cep.stages import OpenMatches
@@ -223,7 +223,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         found = self._searches.get(rule)
         if found is None:
             pattern = self._known.pattern(rule)
-            automaton = compiled(pattern)
+            automaton = compile_pattern(pattern)
             asked: dict[Leaf, Expression] = {
                 leaf: parse_condition(leaf.text, self._fields)
                 for leaf in automaton.leaves
@@ -327,7 +327,7 @@ class _Search:
     #: The parsed SQL conditions of single events.
     asked: Mapping[Leaf, Expression]
 
-    def classify(self, event: Any) -> Known:
+    def classify(self, event: Any) -> EventAnswers:
         frame = Frame((event,), 0, ("A",), 1, 1, is_ended=True)
         asked = map(self.asked.get, self.automaton.leaves)
         answers = (None if one is None else one.value(frame, None) is True for one in asked)
@@ -343,7 +343,7 @@ class _Search:
 
     def _find_owners(self) -> list[Any]:
         leaves = self.automaton.leaves
-        owners = [leaf.owner for leaf in leaves if isinstance(leaf, LookingBack)]
+        owners = [leaf.owner for leaf in leaves if isinstance(leaf, ContextCondition)]
         return [owner for owner in owners if hasattr(owner, "open") and hasattr(owner, "close")]
 
 

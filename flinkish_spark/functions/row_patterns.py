@@ -164,7 +164,7 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     ) -> None:
         """Store the rows that some pattern still needs, with their places."""
         states = list(states)
-        unneeded = min((matcher.unneeded(state) for _, matcher, state in states), default=reached)
+        unneeded = min((matcher.count_unneeded(state) for _, matcher, state in states), default=reached)
         for name, _, state in states:
             state.forget(unneeded)
             self._places[name] = (state.start, state.covered, state.gone, state.matches)

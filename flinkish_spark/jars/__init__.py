@@ -1,4 +1,4 @@
-"""The JARs of this package: the shim it carries, and the pinned list of those that Maven serves."""
+"""The JARs of this package: the included shim, and the pinned list of JARs from Maven."""
 
 import os
 import re
@@ -26,14 +26,14 @@ _IVY_MODULE = (
 )
 _GET_DELTA = (
     "start the session with flinkish_spark.configure_spark_with_packages(...), which downloads it, or with "
-    "configure_spark_with_jars(...) behind `flinkish jars DIR`"
+    "configure_spark_with_jars(...) after `flinkish jars DIR`"
 )
-#: Of what the resolver said.
+#: Number of lines of the resolver's output in messages.
 _MOST_LINES = 3
 
 
 class JarMissing(EnvironmentFault):
-    """A JAR that Spark or the broker needs is not where it must be."""
+    """A JAR that Spark or the broker needs is missing."""
 
 
 def shim_jar() -> Path:
@@ -49,7 +49,7 @@ def shim_jar() -> Path:
 
 
 def _lines() -> list[tuple[str, list[str], str]]:
-    """Return the lines of the pinned list: role, versions of Spark (of a broker none), Maven coordinate."""
+    """Return the lines of the pinned list: role, versions of Spark (none for a broker), Maven coordinate."""
     lines = (_HERE / "pinned.txt").read_text(encoding="utf-8").splitlines()
     parts = [line.split() for line in lines if line.strip() and not line.startswith("#")]
     return [(role, minors.split(","), coordinate) for role, minors, coordinate in parts]
@@ -73,7 +73,7 @@ def spark_home() -> Path:
     return Path(os.environ.get("SPARK_HOME") or pyspark.__path__[0])
 
 
-def pinned(role: Role, spark: str | None = None) -> list[str]:
+def find_pinned(role: Role, spark: str | None = None) -> list[str]:
     """Return the Maven coordinates of one role, in the order of the pinned list."""
     if role == "broker":
         return [coordinate for known, _, coordinate in _lines() if known == role]
@@ -82,14 +82,14 @@ def pinned(role: Role, spark: str | None = None) -> list[str]:
         raise JarMissing(
             f"no JARs are pinned for Spark {minor}",
             why=f"this version of flinkish_spark was tried with Spark {' and '.join(spark_minors())}",
-            what_to_do="use one of these, or a version of flinkish_spark that knows yours",
+            what_to_do="use one of these, or a version of flinkish_spark that supports yours",
             minor=minor,
         )
     return [coordinate for known, minors, coordinate in _lines() if known == role and minor in minors]
 
 
 def has_pinned_delta(spark: str) -> bool:
-    return spark in spark_minors() and any(map(is_delta, pinned("spark", spark)))
+    return spark in spark_minors() and any(map(is_delta, find_pinned("spark", spark)))
 
 
 def is_delta(jar: str | Path) -> bool:
@@ -104,15 +104,15 @@ def ivy_settings() -> Path:
     return _HERE / "ivysettings.xml"
 
 
-def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
-    """Return the JARs that the running Spark needs out of a directory: those of the pinned list."""
-    # Where no Delta Lake is pinned for that version, the newest one in the directory is taken with its
+def find_pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
+    """Return the pinned JARs for the running Spark from a directory."""
+    # If no Delta Lake is pinned for that version, the newest one in the directory is used with its
     # ``delta-storage``; without one, sessions have no Delta.
     where = Path(directory).resolve()
-    wanted = [coordinate for coordinate in pinned("spark") if group in ("", coordinate.split(":")[0])]
+    wanted = [coordinate for coordinate in find_pinned("spark") if group in ("", coordinate.split(":")[0])]
     names = ["{1}-{2}.jar".format(*coordinate.split(":")) for coordinate in wanted]
     if group in ("", _DELTA) and not has_pinned_delta(running_minor()):
-        names += _unpinned_delta(where, running_minor(), must_be_there=group == _DELTA)
+        names += _find_unpinned_delta(where, running_minor(), must_be_there=group == _DELTA)
     missing = [name for name in names if not (where / name).is_file()]
     if missing:
         raise JarMissing(
@@ -125,25 +125,25 @@ def pinned_jars(directory: str | Path, *, group: str = "") -> list[Path]:
 
 
 def download(directory: str | Path) -> list[Path]:
-    """Put the JARs that the running Spark needs into a directory unless they are there, and return them."""
+    """Download the JARs for the running Spark into a directory, if missing, and return their paths."""
     try:
-        return pinned_jars(directory)
+        return find_pinned_jars(directory)
     except JarMissing:
         pass
     where = Path(directory).resolve()
     with tempfile.TemporaryDirectory() as scratch:
-        # A fresh cache each time: this directory is all that is to be left on the machine.
+        # A temporary cache, so that only this directory stays on the machine.
         named = ""
-        for group, artifact, version in (one.split(":") for one in pinned("spark")):
+        for group, artifact, version in (one.split(":") for one in find_pinned("spark")):
             named += f'<dependency org="{group}" name="{artifact}" rev="{version}" transitive="false" '
             named += 'conf="default->default"/>'
         retrieve(named, ivy_settings(), Path(scratch), where)
-    return pinned_jars(directory)
+    return find_pinned_jars(directory)
 
 
 def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> None:
-    """Put JARs into a directory, by the resolver that Spark has for ``spark.jars.packages``."""
-    # A session is not needed for it, and neither is Maven.
+    """Download JARs into a directory with Spark's resolver for ``spark.jars.packages``."""
+    # This needs neither a session nor Maven.
     cache.mkdir(parents=True, exist_ok=True)
     module = cache / "ivy.xml"
     module.write_text(_IVY_MODULE.format(dependencies), encoding="utf-8")
@@ -167,13 +167,13 @@ def retrieve(dependencies: str, settings: Path, cache: Path, where: Path) -> Non
         raise JarMissing(
             f"the JARs cannot be put into {where}",
             why=" / ".join(said[:_MOST_LINES]) or f"Spark's resolver ended with {done.returncode}",
-            what_to_do="see to the network (JAVA_TOOL_OPTIONS says a proxy) and to the rights there",
+            what_to_do="check the network (JAVA_TOOL_OPTIONS sets a proxy) and the permissions there",
             directory=where,
         )
 
 
-def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
-    """Return the names of Delta's JARs for a version of Spark that came out before they did."""
+def _find_unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str]:
+    """Return the names of Delta's JARs for a version of Spark without pinned ones."""
     begins = f"delta-spark_{minor}_2.13-"
     found = [jar.name for jar in where.glob(f"{begins}*.jar")]
     if not found:
@@ -181,7 +181,7 @@ def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str
             raise JarMissing(
                 f"there is no JAR of Delta Lake for Spark {minor}",
                 why=f"{_WHY_NO_DELTA.format(minor)}, and {where} holds no {begins}*.jar",
-                what_to_do=f"use Spark {_with_delta()}; or put that JAR and its delta-storage there",
+                what_to_do=f"use Spark {_list_delta_minors()}; or put that JAR and its delta-storage there",
                 directory=where,
             )
         return []
@@ -189,16 +189,16 @@ def _unpinned_delta(where: Path, minor: str, *, must_be_there: bool) -> list[str
     return [newest, f"delta-storage-{newest.removeprefix(begins)}"]
 
 
-def _with_delta() -> str:
+def _list_delta_minors() -> str:
     return " or ".join(minor for minor in spark_minors() if has_pinned_delta(minor))
 
 
 def how_to_get_delta(minor: str) -> tuple[str, str]:
-    """Return why a session of this version of Spark has no Delta Lake, and what to do."""
+    """Return the reason and advice for a session of this Spark version without Delta Lake."""
     if has_pinned_delta(minor):
         return "", _GET_DELTA
     return (
         _WHY_NO_DELTA.format(minor),
-        f"use Spark {_with_delta()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "
+        f"use Spark {_list_delta_minors()}; or, once there is a JAR delta-spark_{minor}_2.13, put it and its "
         "delta-storage into the directory that configure_spark_with_jars(...) is given",
     )

@@ -1,7 +1,7 @@
-"""Asking a running job: write the request, wait until it is taken, wait for the answer.
+"""Requests to a running job: write the request, wait until the job takes it, wait for the answer.
 
-The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that nobody takes is taken back:
-"nobody took it" means that it will never happen, and "no answer in time" does not.
+The rules of the files are in :mod:`flinkish_spark.job.requests`. A request that no job takes is withdrawn:
+after "nobody took it" it is never carried out; after "no answer in time" it still may be.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 
 _POLL_MS = 100
-#: A job takes a request within half a second, also while it recovers or waits for its restart, unless
-#: it is just taking over: then it needs longer.
+#: A job takes a request within half a second, even while it recovers or waits for a restart; only during a
+#: takeover it needs longer.
 TAKEN_WITHIN_MS = 30_000
-_OVER = "the job does not run: it has ended, or has only begun to start; nothing was asked of it"
+_OVER = "the job does not run: it has ended, or is just starting; no request was sent"
 _LEFT_TO_NEXT_START = (
     "the next start finishes the checkpoint if it was decided, and writes no savepoint of it; "
     "look at `flinkish checkpoints list`"
@@ -37,20 +37,20 @@ assert KEPT_MS > 100 * _POLL_MS, "an answer must not be deleted before its asker
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """An asker's limits in milliseconds: until the request is taken, and in all."""
+class RequestTimeouts:
+    """The asker's timeouts in milliseconds: until the job takes the request, and in all."""
 
     taken_within_ms: int
     answered_within_ms: int
 
     @classmethod
-    def of_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> Patience:
+    def from_seconds(cls, timeout_s: float, taken_within_ms: int = TAKEN_WITHIN_MS) -> RequestTimeouts:
         timeout_ms = max(1, round(timeout_s * 1_000))
         return cls(min(timeout_ms, taken_within_ms), timeout_ms)
 
 
-class AskingInterrupted(KeyboardInterrupt):
-    """Ctrl-C while an asker waited; `reply` says what becomes of the request."""
+class RequestInterrupt(KeyboardInterrupt):
+    """Ctrl-C while the asker waited; `reply` tells whether the request will still be carried out."""
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.text)
@@ -60,27 +60,27 @@ class AskingInterrupted(KeyboardInterrupt):
 def ask(
     job: StoredJob,
     kind: RequestKind,
-    patience: Patience,
+    patience: RequestTimeouts,
     *,
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait; Ctrl-C, too, ends in a reply."""
+    """Send a request and wait for the reply; Ctrl-C ends in a reply, too."""
     try:
         return ask_until_interrupted(job, kind, patience, target=target, stop_mode=stop_mode)
-    except AskingInterrupted as interrupted:
+    except RequestInterrupt as interrupted:
         return interrupted.reply
 
 
 def ask_until_interrupted(
     job: StoredJob,
     kind: RequestKind,
-    patience: Patience,
+    patience: RequestTimeouts,
     *,
     target: str = "",
     stop_mode: StopMode = StopMode.SUSPEND,
 ) -> Reply:
-    """Ask the job and wait; whatever happens, the request's files are deleted in the end."""
+    """Send a request and wait for the reply; delete the request's files in any case."""
     owner = job.job_dir.newest_owner()
     if owner.value == 0:
         return Reply(ReplyKind.NOT_TAKEN, text="the job has never run")
@@ -97,13 +97,13 @@ def ask_until_interrupted(
             ReplyKind.NOT_ANSWERED, text="interrupted; the job has taken the request and carries it out"
         )
         if _take_back(request, files):
-            reply = Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was taken back")
-        raise AskingInterrupted(reply) from None
+            reply = Reply(ReplyKind.NOT_TAKEN, text="interrupted; the request was withdrawn")
+        raise RequestInterrupt(reply) from None
     finally:
         files.delete()
 
 
-def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience: Patience) -> Reply:
+def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience: RequestTimeouts) -> Reply:
     begin_ms, is_taken = job.clock.monotonic_ms(), False
     while True:
         answer = files.answer()
@@ -112,7 +112,7 @@ def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience
                 return answer
             return replace(answer, text=": ".join(filter(None, (answer.text, _LEFT_TO_NEXT_START))))
         waited_ms = job.clock.monotonic_ms() - begin_ms
-        is_taken = is_taken or files.claimed() is not None
+        is_taken = is_taken or files.read_claim() is not None
         if not is_taken and waited_ms >= patience.taken_within_ms:
             if _take_back(request, files):
                 return Reply(ReplyKind.NOT_TAKEN, text=_not_taken(job, request, waited_ms))
@@ -127,7 +127,7 @@ def _wait(job: StoredJob, request: OutsideRequest, files: RequestFiles, patience
 
 
 def _take_back(request: OutsideRequest, files: RequestFiles) -> bool:
-    """Claim the request; return whether nobody else had."""
+    """Claim the request; return True if no owner had claimed it before."""
     return files.claim(Claim(Claimant.ASKER, request.owner_epoch)).by is Claimant.ASKER
 
 
@@ -136,8 +136,8 @@ def _not_taken(job: StoredJob, request: OutsideRequest, waited_ms: int) -> str:
     if newest != request.owner_epoch:
         return f"the job was taken over by owner {newest} meanwhile; ask again"
     return (
-        f"nobody took the request within {_seconds(waited_ms)}, and it was taken back: "
-        "the job does not run, or has only begun to start; a standby takes none"
+        f"nobody took the request within {_seconds(waited_ms)}, and it was withdrawn: "
+        "the job does not run, or is just starting; a standby takes no requests"
     )
 
 
@@ -146,7 +146,7 @@ def _seconds(duration_ms: int) -> str:
 
 
 def describe(reply: Reply) -> str:
-    """Return a reply that is not COMPLETED as one line."""
+    """Format a reply that is not COMPLETED as one line."""
     match reply.kind:
         case ReplyKind.REFUSED:
             what = "refused"

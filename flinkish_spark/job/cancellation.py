@@ -1,4 +1,4 @@
-"""Ending what may hang: a query, by interrupts and in the end with its process; a job; a stop by a signal."""
+"""Cancellation of a query (interrupts, in the end of its process), of a job, and of a stop by signal."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 _LOOK_MS = 100
-#: How long a last interrupt, and the question where it hangs, may take.
+#: Time limit for the last interrupt and for finding out where the query hangs.
 _LAST_MS = 1_000
 _MOST_FRAMES = 4
 
 
 class _Attempt:
-    """One query that is being ended, and what is known of that."""
+    """The attempt to end one query, and its outcome."""
 
     def __init__(self, query: StreamingQuery, threads: QueryThreads) -> None:
         self._query, self._threads = query, threads
         self.has_ended = threading.Event()
         self.failure: Exception | None = None
-        #: Where it stood when it was last asked.
+        #: Stacks of its threads at the last look.
         self.hangs_in = ""
 
     def stop(self) -> None:
-        """Let Spark stop it, and wait for its tasks where they run in this JVM."""
+        """Stop the query through Spark, and wait for its tasks that run in this JVM."""
         try:
             self._query.stop()
             while self._threads.tasks() and not self.has_ended.wait(_LOOK_MS / 1000):
@@ -55,10 +55,10 @@ class _Attempt:
 
     def interrupt(self, for_ms: int) -> None:
         try:
-            # The threads of this Python that stage micro-batches, and those of the JVM.
+            # The threads that stage micro-batches: those of this Python process, and those of the JVM.
             stacks = map(traceback.extract_stack, sys._current_frames().values())
             own = [one for one in stacks if any(frame.filename == epoch_writer.__file__ for frame in one)]
-            self.hangs_in = "; ".join((*map(_told, own), *self._threads.stacks()))
+            self.hangs_in = "; ".join((*map(_format_stack, own), *self._threads.stacks()))
             LOG.warning(
                 "a micro-batch has not ended %s s after its cancellation; interrupted again, it is in %s",
                 for_ms // 1000,
@@ -80,11 +80,11 @@ class QueryCancellation:
     ) -> None:
         self._spark, self._query = spark, query
         self._rules, self._clock, self._threads = rules, clock, threads
-        # Asked now: a JVM that hangs answers nothing.
+        # Looked up now, because a JVM that hangs does not answer.
         self._of_query = QueryThreads(spark, str(query.runId))
 
     def run(self) -> None:
-        """End it; it and its tasks in this JVM have ended when this returns."""
+        """End the query; when this returns, it and its tasks in this JVM have ended."""
         attempt, interrupts = _Attempt(self._query, self._of_query), 0
         began_ms = self._clock.monotonic_ms()
         self._threads.start("flinkish-query-stop", attempt.stop)
@@ -97,12 +97,12 @@ class QueryCancellation:
                 case CancellationStep.END_PROCESS:
                     self._threads.start("flinkish-interrupter", partial(attempt.interrupt, for_ms))
                     if not self._clock.wait(attempt.has_ended, _LAST_MS):
-                        raise self._ended(attempt, for_ms)
+                        raise self._end_process(attempt, for_ms)
         if attempt.failure is not None:
             raise attempt.failure
 
-    def _ended(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
-        """End the process, and return what is to be said about it."""
+    def _end_process(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
+        """End the process, and return the error to raise."""
         has_ended = end_jvm(self._spark)
         done = (
             "the JVM of this driver was ended" if has_ended else "the JVM of this driver could not be ended"
@@ -111,9 +111,9 @@ class QueryCancellation:
         restart = "start the job again" if has_ended else "restart the cluster or its driver, then the job"
         return CancellationTimedOut(
             f"a micro-batch did not end, {for_ms // 1000} s after it was cancelled; {done}",
-            why=f"it was in {attempt.hangs_in}" if attempt.hangs_in else "what it does cannot be interrupted",
-            what_to_do=f"{restart}: it goes on from the last checkpoint. Let functions and sinks wait with a "
-            "timeout",
+            why=f"it was in {attempt.hangs_in}" if attempt.hangs_in else "its call cannot be interrupted",
+            what_to_do=f"{restart}: it continues from the last checkpoint. Let functions and sinks wait with "
+            "a timeout",
             process=JobProcess.DRIVER,
             exit_code=None,
             for_ms=for_ms,
@@ -121,25 +121,25 @@ class QueryCancellation:
         )
 
 
-def _told(stack: traceback.StackSummary) -> str:
+def _format_stack(stack: traceback.StackSummary) -> str:
     frames = list(reversed(stack[-_MOST_FRAMES:]))
     return " < ".join(f"{one.filename}:{one.lineno} in {one.name}" for one in frames)
 
 
-def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
-    """Return what is to be said of a job that was cancelled and is left to its threads."""
+def make_timeout_error(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
+    """Return the error for a cancelled job whose threads did not end in time."""
     idents = {f"the thread '{thread.name}'": thread.ident for thread in threading.enumerate()}
     frames = sys._current_frames()
     found = [(wait, frames.get(idents.get(wait.who) or 0)) for wait in waits]
     stands = [
-        f"{wait}, in {_told(traceback.extract_stack(at))}" if at is not None else str(wait)
+        f"{wait}, in {_format_stack(traceback.extract_stack(at))}" if at is not None else str(wait)
         for wait, at in found
     ]
     return CancellationTimedOut(
         f"the job did not end, {for_ms // 1000} s after it was cancelled: it waits for {waits[0].what}",
         why="; ".join(stands),
-        what_to_do="start the job again: what is decided is committed then, and the thread that is left here "
-        "does nothing more for it. End this process first if what hangs must not come to its end; let sinks "
+        what_to_do="start the job again: decided checkpoints are committed then, and the hanging thread "
+        "does nothing more for it. End this process first if the hanging call must not complete; let sinks "
         "and listeners wait with a timeout",
         process=JobProcess.DRIVER,
         exit_code=None,
@@ -148,7 +148,7 @@ def left_job(waits: Sequence[Wait], for_ms: int) -> CancellationTimedOut:
     )
 
 
-class _Stopped(Protocol):
+class _StoppableJob(Protocol):
     """The part of a :class:`~flinkish_spark.job.client.JobClient` that a signal needs."""
 
     @property
@@ -160,7 +160,7 @@ class _Stopped(Protocol):
 
 
 _HEARD = (
-    "stopping the job behind a last checkpoint; Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
+    "stopping the job with a last checkpoint; Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
 )
 
 
@@ -169,13 +169,13 @@ class SignalledStop:
 
     def __init__(
         self,
-        job: _Stopped,
+        job: _StoppableJob,
         rules: CancellationRules,
         clock: Clock,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._job, self._rules, self._clock, self._tell = job, rules, clock, tell
-        #: Not told yet: a handler of signals may interrupt whoever writes.
+        #: A message to log later: the signal handler may have interrupted a thread that is writing the log.
         self._news: list[str] = []
         self._is_asked = self._is_cancelled = False
         self._since_ms, self._seen = 0, (0, 0, 0)
@@ -184,22 +184,22 @@ class SignalledStop:
         if self._is_asked:
             self._cancel()
             return
-        self._is_asked, self._since_ms, self._seen = True, self._clock.monotonic_ms(), self._done()
+        self._is_asked, self._since_ms, self._seen = True, self._clock.monotonic_ms(), self._count_progress()
         self._news.append(_HEARD)
         self._job.stop_with_checkpoint()
 
     def look(self) -> None:
-        """Cancel a stop that does not get on; called again and again, by whoever waits for the job."""
+        """Cancel the job if its stop makes no progress; called periodically by the waiting thread."""
         while self._news:
             self._tell(self._news.pop(0))
         if not self._is_asked or self._is_cancelled:
             return
-        now_ms, done = self._clock.monotonic_ms(), self._done()
+        now_ms, done = self._clock.monotonic_ms(), self._count_progress()
         if done != self._seen:
             self._since_ms, self._seen = now_ms, done
         elif exceeds(now_ms - self._since_ms, self._rules.timeout_ms):
             LOG.error(
-                "the job was told to stop, and neither a micro-batch nor a checkpoint has ended for %s s; "
+                "the job is stopping, and neither a micro-batch nor a checkpoint has ended for %s s; "
                 "it is cancelled",
                 (now_ms - self._since_ms) // 1000,
             )
@@ -207,10 +207,10 @@ class SignalledStop:
 
     def _cancel(self) -> None:
         if not self._is_cancelled:
-            self._news.append("cancelling the job; its next start goes on from its last checkpoint")
+            self._news.append("cancelling the job; its next start continues from its last checkpoint")
         self._is_cancelled = True
         self._job.cancel()
 
-    def _done(self) -> tuple[int, int, int]:
+    def _count_progress(self) -> tuple[int, int, int]:
         progress = self._job.progress
         return progress.batches, progress.checkpoints, progress.restarts

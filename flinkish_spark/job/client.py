@@ -31,24 +31,24 @@ from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.statistics import StatisticsHistory
 
 LOG = logging.getLogger(__name__)
-#: How long the end of a job may take behind its last status: it gives up the lock and closes the hooks.
+#: Time limit from the job's last status to its end: it releases the lock and closes the hooks.
 _GIVING_BACK_S = 10
 
 
 @dataclass(frozen=True)
 class JobExecutionResult:
-    """What came of an execution that has ended well; names as in Flink.
+    """The result of an execution that succeeded; named as in Flink.
 
     Parameters
     ----------
     job_id
-        Of the job, for the life of its directory: 32 hexadecimal digits.
+        Id of the job, the same for the life of its directory: 32 hexadecimal digits.
     status
         FINISHED, CANCELED, or SUSPENDED where the job goes on at its next start.
     net_runtime_ms
         How long this execution took, restarts included.
     accumulators
-        What they held at the last checkpoint, since the job began, by name.
+        Values by name at the last checkpoint, accumulated since the first start.
     """
 
     job_id: str
@@ -69,7 +69,7 @@ class JobExecutionResult:
         return self.net_runtime_ms
 
     def get_accumulator_result(self, name: str) -> Any:
-        """Return what an accumulator held at the end.
+        """Return the final value of an accumulator.
 
         Raises
         ------
@@ -79,32 +79,32 @@ class JobExecutionResult:
         return self.accumulators[name]
 
     def get_all_accumulator_results(self) -> dict[str, Any]:
-        """Return what all of them held, by name."""
+        """Return the final values of all accumulators, by name."""
         return dict(self.accumulators)
 
 
 class ExecutionListener:
-    """Told when a job is submitted and when its execution has ended; derive from it. Flink's `JobListener`.
+    """A listener for the submission and the end of a job, to derive from; Flink's `JobListener`.
 
-    What it raises is logged, and changes nothing.
+    An exception that it raises is logged and has no other effect.
     """
 
     def on_job_submitted(self, client: JobClient | None, error: BaseException | None) -> None:
-        """Note a job that was submitted, or the error if it was refused at once; called by who submits it."""
+        """React to a submitted job, or to the error of its submission; called by the submitting thread."""
 
     def on_job_executed(self, result: JobExecutionResult | None, error: BaseException | None) -> None:
-        """Note the end of an execution; called by a thread of the job, with the error if it failed."""
+        """React to the end of an execution; called by a thread of the job, with the error if it failed."""
 
 
 class JobPage(Protocol):
-    """The page of a job, served by its process."""
+    """The web page of a job, served by the job's process."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def link(self) -> str:
-        """The same with the token that changes need: whoever has it may stop the job."""
+        """The URL with the token that changes need: whoever has it may stop the job."""
 
     def stop(self) -> None: ...
 
@@ -142,14 +142,14 @@ class JobClient:
             self._end(None)
 
     def _end(self, failure: BaseException | None) -> None:
-        """Note how the job has ended; of a job that was left, what its threads come to counts no more."""
+        """Record how the job ended; ignore later results from the threads of a job that was given up."""
         if not self._ends.acquire(blocking=False):
             return
         self._failure, self._ended_ms = failure, self._clock.monotonic_ms()
         result = self._result() if failure is None else None
         self._teller = threading.current_thread()
         for listener in self._listeners:
-            told(listener.on_job_executed, result, failure)
+            call_listener(listener.on_job_executed, result, failure)
         self._ended.set()
 
     def _result(self) -> JobExecutionResult:
@@ -191,12 +191,12 @@ class JobClient:
 
     @property
     def status(self) -> JobStatus:
-        """What the job does."""
+        """Status of the job."""
         return self._supervisor.states.status
 
     @property
     def vertices(self) -> tuple[VertexStatus, ...]:
-        """Where the vertices of the job graph stand, each behind what it reads.
+        """The vertices of the job graph with their states, in topological order.
 
         Examples
         --------
@@ -207,21 +207,21 @@ class JobClient:
 
     @property
     def tasks(self) -> dict[str, TaskState]:
-        """What its operators do, by uid: each what its vertex does."""
+        """States of the tasks by operator uid; operators of one vertex share its state."""
         return {one: vertex.state for vertex in self.vertices for one in vertex.operators}
 
     @property
     def statistics(self) -> StatisticsHistory:
-        """Return what checkpoints cost so far: a history with a bound, and a summary."""
+        """Return the statistics of the checkpoints so far: a bounded history, and a summary."""
         return self._supervisor.statistics
 
     @property
     def job_id(self) -> str:
-        """The job's id, for the life of its directory; empty until its first start has got one."""
+        """Id of the job, the same for the life of its directory; empty until its first start."""
         return self._supervisor.job_id
 
     def get_accumulators(self) -> dict[str, Any]:
-        """Return what accumulators held at the newest confirmed checkpoint, since the job began, by name.
+        """Return accumulator values by name at the newest confirmed checkpoint, since the first start.
 
         Examples
         --------
@@ -231,7 +231,7 @@ class JobClient:
         return dict(self.progress.accumulators)
 
     def get_job_execution_result(self) -> JobExecutionResult:
-        """Wait for the end of the job, and return what came of it.
+        """Wait for the end of the job, and return its result.
 
         Raises
         ------
@@ -243,7 +243,7 @@ class JobClient:
 
     @property
     def latencies(self) -> Latencies:
-        """Return what latency markers have measured so far in this process, by source, operator and subtask.
+        """Return the latencies that this process has measured so far, by source, operator and subtask.
 
         Empty in an environment without `latency_tracking_interval_ms`.
 
@@ -256,21 +256,21 @@ class JobClient:
 
     @property
     def is_running(self) -> bool:
-        """Return whether the job has not ended; also true while it restarts."""
+        """Return True until the job has ended, also while it restarts."""
         return not self._ended.is_set()
 
     def has_ended(self) -> bool:
-        """Return whether the job has ended and given its directory back; waits while it is just doing so."""
+        """Return True if the job has ended and released its directory; wait if it is just releasing it."""
         if self.status.is_terminal and not self._is_told_by_this_thread():
             self._ended.wait(_GIVING_BACK_S)
         return self._ended.is_set()
 
     def trigger_checkpoint(self) -> PendingAnswer:
-        """Ask for a checkpoint now. Returns at once; the answer says its id, or why there is none."""
+        """Trigger a checkpoint. Returns at once; the future answer has its id, or why there is none."""
         return self._ask(CheckpointPurpose.USER, "")
 
     def trigger_savepoint(self, target: str | os.PathLike[str]) -> PendingAnswer:
-        """Ask for a savepoint: a complete checkpoint in a directory of yours. Returns at once.
+        """Trigger a savepoint: a complete checkpoint, exported to a directory of yours. Returns at once.
 
         Parameters
         ----------
@@ -287,17 +287,17 @@ class JobClient:
     def stop_with_savepoint(
         self, target: str | os.PathLike[str], mode: StopMode = StopMode.SUSPEND
     ) -> PendingAnswer:
-        """Take a savepoint and stop behind its barrier; nothing behind it is committed.
+        """Take a savepoint and stop at its barrier; no record after the barrier is committed.
 
-        If the savepoint fails the job does not stop: it goes back to its last checkpoint.
+        If the savepoint fails, the job does not stop: it restarts from its last checkpoint.
 
         Parameters
         ----------
         target
             As of :meth:`trigger_savepoint`.
         mode
-            With `StopMode.DRAIN` event time comes to its end behind the last records: all event-time timers
-            and windows fire, and what they emit is committed with the savepoint.
+            With `StopMode.DRAIN` the watermark rises to its maximum after the last records: all event-time
+            timers and windows fire, and their results are committed with the savepoint.
 
         Raises
         ------
@@ -313,7 +313,7 @@ class JobClient:
         return pending
 
     def rewind(self, checkpoint: CheckpointId | int, tables: Tables = Tables.KEEP) -> PendingRewind:
-        """Order the job to go back to a retained checkpoint, and its query to start again. Returns at once.
+        """Order the job to restart from a retained checkpoint. Returns at once.
 
         State, the positions of sources and their consumer groups become what they were then; every
         later checkpoint is left behind for good. Topics keep what was committed since: the header
@@ -330,7 +330,7 @@ class JobClient:
         ------
         ConfigError
             `checkpoint` or `tables` is none.
-        RewindRefused
+        RewindError
             The job cannot go back there, or another order waits; nothing was changed.
 
         Examples
@@ -343,10 +343,10 @@ class JobClient:
         return self._supervisor.order_rewind(target, tables)
 
     def pause_periodic_checkpoints(self) -> None:
-        """Take no checkpoint by the timer until told to resume, also behind a restart of the query.
+        """Trigger no periodic checkpoints until they are resumed, not even after a restart of the query.
 
-        Checkpoints that somebody asks for are taken, and those that the job needs itself: with too
-        many undecided micro-batches the stream would stand still.
+        Requested checkpoints are still taken, and those that the job itself needs: with too many undecided
+        micro-batches the stream would stand still.
         """
         self._supervisor.control.schedule(Schedule.OFF)
 
@@ -360,10 +360,10 @@ class JobClient:
 
     @property
     def store_requests(self) -> dict[str, int]:
-        """How many requests this process has made to buckets, by kind; none where job_dir is on a disk.
+        """Number of requests of this process to buckets, by kind; empty if the job directory is on a disk.
 
-        Without those of Spark's own files, and of tasks on executors. What the store's client repeats counts
-        once.
+        Requests for Spark's own files and by tasks on executors are not counted. A request that the store's
+        client retries counts once.
 
         Examples
         --------
@@ -373,10 +373,10 @@ class JobClient:
         return requests_of_this_process()
 
     def cancel(self) -> None:
-        """Stop at once. What was staged is finished or given up by the next start.
+        """Stop at once. The next start commits or aborts what was staged.
 
-        A micro-batch that runs is interrupted, with whatever its functions do, and so is a commit;
-        `CancellationConfig` says what happens if they do not end.
+        The running micro-batch with its functions, or a running commit, is interrupted; `CancellationConfig`
+        says what happens if it does not end.
         """
         self._supervisor.control.cancel()
 
@@ -394,7 +394,7 @@ class JobClient:
             The job failed.
         """
         if self._is_told_by_this_thread():
-            raise RuntimeError("a listener cannot wait for the end of the job that tells it")
+            raise RuntimeError("a listener cannot wait for the end of the job that calls it")
         has_ended = self._ended.wait(None if timeout_ms is None else to_ms("timeout_ms", timeout_ms) / 1000)
         if has_ended and self._failure is not None:
             raise self._failure
@@ -404,8 +404,8 @@ class JobClient:
         return threading.current_thread() in (self._thread, self._teller)
 
 
-def told(tell: Callable[..., None], *what: Any) -> None:
-    """Tell a listener of the user's something; what it raises is logged."""
+def call_listener(tell: Callable[..., None], *what: Any) -> None:
+    """Call a method of the user's listener, and log its exceptions."""
     try:
         tell(*what)
     except Exception:

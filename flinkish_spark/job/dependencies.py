@@ -34,12 +34,13 @@ LOG = logging.getLogger(__name__)
 _LONGEST_NAME = 200
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MODULE = re.compile(r"[^\W\d]\w*")
-#: Packed folders of Python; they are unpacked, so what is compiled in them can be imported, too.
+#: Archives of Python packages; tasks unpack them, because compiled modules cannot be imported from an
+#: archive.
 _PACKED = (".zip", ".egg", ".whl")
 
 
 class Dependencies:
-    """Holds what one environment has registered, as it was at the call; a session keeps it until it ends."""
+    """The files that one environment has registered, as they were at the call; the session keeps them."""
 
     def __init__(self, spark: SparkSession, place: StoreSpec) -> None:
         self._spark, self._place = spark, place
@@ -47,7 +48,7 @@ class Dependencies:
 
     @property
     def cached_files(self) -> Mapping[str, str]:
-        """Where tasks find registered files below Spark's own, by name."""
+        """Paths of registered files by name, relative to the directory of Spark's files in a task."""
         return dict(self._files)
 
     def register_cached_file(self, file_path: str, name: str, executable: bool) -> None:
@@ -63,7 +64,7 @@ class Dependencies:
         what = f"the Python file {file_path!r:.200}"
         with self._local_copy(what, file_path) as place, tempfile.TemporaryDirectory() as scratch:
             parts = _importable(what, place, Path(scratch))
-            # What is elsewhere was copied to a new place.
+            # A file at any other place was copied to a new one.
             origin = file_path if "://" in file_path else str(place)
             add_to_python_path(self._spark, what, origin, ship_tree(self._spark, what, parts))
 
@@ -127,9 +128,9 @@ def _program(text: str) -> str:
 
 
 def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]:
-    """Return what a folder on the path has to hold so that a file, package or folder can be imported."""
+    """Return what a folder on `sys.path` must hold so that a module, package or folder can be imported."""
     if place.is_dir():
-        # A folder with `__init__.py` is a package, which is found in the folder that it lies in.
+        # A folder with `__init__.py` is a package, which is imported from its parent folder.
         is_package = (place / "__init__.py").is_file()
         if is_package:
             _check_module(what, place.name)
@@ -140,7 +141,7 @@ def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]
     if place.suffix.lower() in _PACKED:
         try:
             with zipfile.ZipFile(place) as archive:
-                # It leaves out what would lie outside.
+                # The filter leaves out members that would lie outside the target.
                 archive.extractall(scratch)
         except (zipfile.BadZipFile, OSError) as error:
             raise ConfigError(
@@ -148,7 +149,7 @@ def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]
             ) from error
         return [("", scratch)]
     raise ConfigError(
-        f"{what} is none that Python imports",
+        f"{what} cannot be imported by Python",
         why="it is no folder, and its name does not end with .py, .zip, .egg or .whl",
         what_to_do="name the module, the folder or the package; other files go by register_cached_file(), "
         "compiled modules in a folder",

@@ -1,4 +1,4 @@
-"""Findings on a session and its surroundings before the first job: what will be refused, and why."""
+"""Checks of a session and its environment before the first job: what a job would refuse, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     WITHOUT_JVM,
-    asked_of_executors,
+    ask_executors,
     blind_hosts,
     has_avro,
     has_class,
@@ -54,20 +54,20 @@ from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: What a worker of Spark's has to have, by the name under which pip knows it.
+#: Packages that Spark's Python workers need, by their names in pip.
 _PACKAGES = ("flinkish-spark", "pyspark", "pyarrow", "pandas", "kafka-python")
-#: Clocks of two machines that differ by less are taken for one.
+#: A smaller difference between the clocks of two machines is ignored.
 _SKEW_MS, _LITTLE_ROOM = 1_000, 1 << 30
 _PATIENCE_MS = 10_000
 
 
 class Health(Choice):
-    """How something is."""
+    """The verdict of a check."""
 
     FINE = "ok"
-    #: It works, and somebody should know.
+    #: It works, but the user should know.
     WARNING = "warning"
-    #: A job that needs it will be refused.
+    #: A job that needs it is refused.
     REFUSED = "refused"
 
 
@@ -97,13 +97,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What :func:`doctor` found, in the order in which it looked; printed as a line for each."""
+    """The findings of :func:`doctor`, in the order of its checks; prints one line for each."""
 
     findings: tuple[Finding, ...]
 
     @property
     def is_well(self) -> bool:
-        """Return whether nothing will be refused."""
+        """Return True if nothing is refused."""
         return all(one.health is not Health.REFUSED for one in self.findings)
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ def doctor(
     tables: Sequence[str] = (),
     checkpoint: CheckpointConfig | None = None,
 ) -> Diagnosis:
-    """Look at a session and at what its first job will use, before there is a job.
+    """Check a session, and what its first job will use, before the job is started.
 
     Changes nothing: what it writes to try a directory is deleted again. Called by users, in a notebook or
     through ``flinkish doctor``; it takes seconds, more where something does not answer.
@@ -150,7 +150,7 @@ def doctor(
     Returns
     -------
     Diagnosis
-        What goes wrong while it looks is a finding.
+        An error during a check is a finding, too.
 
     Raises
     ------
@@ -175,19 +175,17 @@ def doctor(
     if bootstrap_servers:
         kafka = KafkaConnection(bootstrap_servers, options)
         steps.append(("brokers", lambda: _brokers(kafka, topics, config)))
-    return Diagnosis(tuple(one for about, look in steps for one in _looked(about, look)))
+    return Diagnosis(tuple(one for about, look in steps for one in _run_check(about, look)))
 
 
-def _looked(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
+def _run_check(about: str, look: Callable[[], Iterable[Finding]]) -> Iterator[Finding]:
     try:
         yield from look()
     except FlinkishError as error:
         says = f"{error.what}, because {error.why}" if error.why else error.what
         yield Finding(about, Health.REFUSED, says, error.what_to_do)
     except Exception as error:
-        yield Finding(
-            about, Health.REFUSED, describe_error(error) or type(error).__name__, "see what it says"
-        )
+        yield Finding(about, Health.REFUSED, describe_error(error) or type(error).__name__, "see the error")
 
 
 def _software() -> Iterator[Finding]:
@@ -214,7 +212,7 @@ def _session(spark: SparkSession) -> Iterator[Finding]:
     java = jvm(spark).java.lang.System.getProperty("java.version")
     master = spark.sparkContext.master
     yield Finding("session", Health.FINE, f"Spark {spark.version} at {master}, Java {java}")
-    # A fork of Delta Lake has classes of its own.
+    # A fork of Delta Lake may have other classes.
     has_delta = has_class(spark, "org.apache.spark.sql.delta.DeltaLog") or has_delta_format(spark)
     own = (has_shim(spark), has_kafka_source(spark), has_delta, has_avro(spark))
     yield from _jars(spark.version, [name for name, is_there in zip(_JARS, own, strict=True) if is_there])
@@ -224,7 +222,7 @@ _JARS = ("flinkish_spark", "Spark's Kafka source", "Delta Lake", "Spark's Avro")
 
 
 def _jars(version: str, there: Sequence[str]) -> Iterator[Finding]:
-    """Say which JARs a session has; that one is not there is no fault, unless it cannot be had."""
+    """Report the JARs of a session; a missing one is no fault, unless it cannot be downloaded."""
     start = "for a job that needs it: configure_spark_with_packages(...), or `flinkish jars DIR`"
     why_no_delta, get_delta = how_to_get_delta(".".join(version.split(".")[:2]))
     has_own, own, get_own = True, "its JAR is in this package", start
@@ -252,11 +250,11 @@ def _jars(version: str, there: Sequence[str]) -> Iterator[Finding]:
 
 
 def _executors(spark: SparkSession) -> Iterator[Finding]:
-    """Ask the Python of tasks what it has, and its clock for the time."""
+    """Check the packages and the clock of the Python workers on executors."""
     names, driver = _PACKAGES, {"Python": platform.python_version(), **_versions()}
 
     def ask(_: Iterable[int]) -> Iterable[tuple[str, int, dict[str, str]]]:
-        # Sent by value: it has to work where nothing of this package is installed.
+        # Pickled by value: it must work where this package is not installed.
         import importlib.metadata
         import platform
         import socket
@@ -271,7 +269,7 @@ def _executors(spark: SparkSession) -> Iterator[Finding]:
         return [(socket.gethostname(), time.time_ns() // 1_000_000, there)]
 
     began_ms = time.time_ns() // 1_000_000
-    answers = asked_of_executors(spark, ask)
+    answers = ask_executors(spark, ask)
     ended_ms = time.time_ns() // 1_000_000
     for host in sorted({host for host, _, _ in answers}):
         (there, *_) = [found for name, _, found in answers if name == host]
@@ -302,7 +300,7 @@ def _job_dir(
         return
     path = place.folder
     there = nearest_folder(path)
-    yield _tried(there)
+    yield _probe_folder(there)
     free = shutil.disk_usage(there).free
     if free < _LITTLE_ROOM:
         says = f"{free >> 20} MiB are free in {there}"
@@ -320,8 +318,8 @@ def _job_dir(
             yield Finding("job_dir", Health.FINE, "executors see it")
 
 
-def _tried(folder: Path) -> Finding:
-    """Do what a job does to its directory, and undo it."""
+def _probe_folder(folder: Path) -> Finding:
+    """Try a job's operations on its directory, and undo them."""
     about = f"disk of {folder}"
     try:
         place = Path(tempfile.mkdtemp(prefix=".flinkish-", dir=folder))
@@ -331,7 +329,7 @@ def _tried(folder: Path) -> Finding:
         )
     try:
         store, began_ms = LocalStore(place), SystemClock().monotonic_ms()
-        # A put is a rename, and a create is a hard link.
+        # `put` renames a file, and `create_if_absent` makes a hard link.
         store.put("tried/one", b"1")
         store.create_if_absent("tried/two", b"2")
         took_ms = SystemClock().monotonic_ms() - began_ms
@@ -348,21 +346,21 @@ def _tried(folder: Path) -> Finding:
 
 
 def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
-    """Let this process, Spark and tasks do what a job does to a bucket; nothing of it stays."""
+    """Try a job's operations on a bucket from this process, Spark and tasks, and undo them."""
     is_hdfs = place.url.startswith("hdfs:")
     about = f"{'HDFS at' if is_hdfs else 'bucket of'} {place.url}"
     store, began_ms = place.open_bucket(), SystemClock().monotonic_ms()
     key = f".probes/{uuid.uuid4().hex}"
     try:
         first, second = (store.create_if_absent(key, b"") for _ in range(2))
-        # Where a bucket does not keep the id of a write, nobody knows who was first.
+        # Without the stored write id, nobody can tell which of two creates was first.
         knows_writers = not isinstance(store, ObjectStore) or store.write_id_at(key) is not None
         store.delete(key)
     except (FlinkishError, UnknownOutcomeError) as error:
-        yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see what the store says")
+        yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see the store's error")
         return
     if (first, second) != (CreateResult.CREATED, CreateResult.EXISTS) or not knows_writers:
-        says = "of two that create one object not exactly one is told so"
+        says = "when two processes create the same object, not exactly one of them succeeds"
         yield Finding(about, Health.REFUSED, says, "use a store with conditional puts and metadata")
         return
     took_ms = SystemClock().monotonic_ms() - began_ms
@@ -378,7 +376,7 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
 
 
 def _owner(place: StoreSpec) -> Iterator[Finding]:
-    """Say whose directory it is, if it is somebody's."""
+    """Report the owner of the job directory, if there is one."""
     with contextlib.suppress(StoreError):
         known = open_job_dir(place).find_settings()
         if known is not None:
@@ -387,7 +385,7 @@ def _owner(place: StoreSpec) -> Iterator[Finding]:
 
 
 def _table(spark: SparkSession, path: str, config: CheckpointConfig) -> Iterator[Finding]:
-    """Let a sink that appends to the table say what it would refuse."""
+    """Report why a sink that appends to the table would refuse it."""
     detail: Any = spark.sql(f"DESCRIBE DETAIL delta.`{path.replace('`', '``')}`").first()
     schema = spark.read.format("delta").load(path).schema
     nobody = JobUuid("0" * 32)
@@ -422,7 +420,7 @@ def _brokers(
                 )
                 continue
             look = partial(_topic, connection, admin, topic, known[topic].partitions, needed_ms)
-            yield from _looked(f"topic {topic}", look)
+            yield from _run_check(f"topic {topic}", look)
 
 
 def _topic(

@@ -1,4 +1,4 @@
-"""The settings of one `execute`, and the system that runs its micro-batches: Spark, or the simulator."""
+"""The settings of one `execute`, and the interface to its engine: Spark, or the simulator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from flinkish_spark.core.steps import Observer
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.catch_up import CaughtUp
-from flinkish_spark.job.recovery import Reseeding, RestoredFrom
+from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.cancellation import CancellationRules
@@ -50,23 +50,23 @@ class RunningQuery(Protocol):
     def is_active(self) -> bool: ...
 
     def exception(self) -> BaseException | None:
-        """Return why it ended; None if it runs or was stopped."""
+        """Return why the query ended; None if it runs or was stopped."""
 
     def stop(self) -> None:
-        """End it; it has ended when this returns, or its process is gone."""
+        """Stop the query; when this returns, it has ended, or its process is gone."""
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]: ...
 
-    def dropped_records(self) -> int: ...
+    def count_dropped(self) -> int: ...
 
     def pending_records(self) -> Mapping[str, int]:
-        """Return how many records wait in front of sources, by uid, as far as the last look has shown it."""
+        """Return the number of unread records of sources, by uid, as of the last progress report."""
 
 
 class QueryPlan(Protocol):
     @property
     def channels(self) -> Mapping[str, ExpectedChannels]:
-        """Return, by sink uid, the channels whose barriers the sink must see."""
+        """Return, by sink uid, the channels whose barriers the sink must receive."""
 
     @property
     def time(self) -> TimePlan: ...
@@ -76,11 +76,11 @@ class QueryPlan(Protocol):
     def start(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery: ...
 
     def start_once(self, log: SparkLog, write: Callable[[Any, int], None]) -> RunningQuery:
-        """Run the newest ``offsets/`` entry of `log`, which has no ``commits/`` one, and end."""
+        """Run the newest ``offsets/`` entry of `log`, which has no ``commits/`` entry, and stop."""
 
 
 class QueryEngine(Protocol):
-    """Runs one job's queries. Called by the supervisor, in its thread."""
+    """The interface to what runs a job's queries; called by the supervisor, in its thread."""
 
     @property
     def sources(self) -> Sequence[SourceNode]: ...
@@ -96,25 +96,25 @@ class QueryEngine(Protocol):
     def vertices(self) -> tuple[JobVertex, ...]: ...
 
     def check(self) -> None:
-        """Refuse what cannot work, before anything starts or is written."""
+        """Raise an error for a job that cannot work, before anything starts or is written."""
 
     def lock(self) -> OwnerLock:
         """Return the lock of the job directory, not taken yet."""
 
     def record_job(self) -> JobUuid:
-        """Record the job's settings at the first start, compare them later; holds the lock."""
+        """Record the job's settings at the first start, compare them later; the caller holds the lock."""
 
-    def fenced_log(self, ownership: Ownership) -> SparkLog:
-        """Keep every earlier owner's query from writing; return the logs."""
+    def fence_log(self, ownership: Ownership) -> SparkLog:
+        """Fence off the queries of earlier owners; return Spark's log."""
 
     def pins(self, log: SparkLog) -> CheckpointPins:
-        """Return what keeps the state that retained checkpoints need."""
+        """Return the pins, which keep the state that retained checkpoints need."""
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
         """Return the committers by sink uid, in the order in which sinks commit."""
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
-        """Return what is told of complete checkpoints; NO_MANIFEST for a job without."""
+        """Return the writer of the manifest of complete checkpoints; NO_MANIFEST if the job has none."""
 
     def plan(self, control: ControlFile) -> QueryPlan: ...
 
@@ -122,19 +122,19 @@ class QueryEngine(Protocol):
         """Return why no savepoint can be written to `target`; empty if one can. Raises nothing."""
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
-        """Export a confirmed checkpoint to `target`; called in a thread of its own."""
+        """Export a confirmed checkpoint to `target`; called in a separate thread."""
 
     def reseeding(self, log: SparkLog) -> Reseeding: ...
 
-    def restored_from(self) -> RestoredFrom | None:
-        """Return the savepoint that a lineage without checkpoints began with; None if it began with none."""
+    def find_restored(self) -> RestoredSavepoint | None:
+        """Return the savepoint that a lineage without checkpoints began with; None if there is none."""
 
-    def confirmed(self, decision: Decision) -> None:
-        """Note that a checkpoint is confirmed; also told of the newest one before each start."""
+    def on_confirmed(self, decision: Decision) -> None:
+        """Clean up after a confirmed checkpoint; also called with the newest one before each start."""
 
 
 class Standby(Choice):
-    """What a driver does while another one owns the job."""
+    """The behaviour of a driver while another driver owns the job."""
 
     REFUSE = "REFUSE"
     #: Wait until the owner's process has ended, then take the job over.
@@ -152,7 +152,7 @@ class JobSettings:
     clock: Clock
     threads: Threads
     observer: Observer
-    #: A folder of this `execute` on the driver's disk, in which nothing is durable. It need not be there.
+    #: A temporary folder of this `execute` on the driver's disk; it need not exist.
     scratch: Path
     tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS
     cancellation: CancellationRules = field(default_factory=CancellationRules)
@@ -169,7 +169,7 @@ class JobSettings:
     #: None where latency is not measured.
     latencies: LatencyTracker | None = None
     user_metrics: UserMetricKeeper = field(default_factory=UserMetricKeeper)
-    #: Where tasks find registered files below Spark's own, by name.
+    #: Paths of registered files by name, relative to the directory of Spark's files in a task.
     cached_files: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, control: Path) -> JobPlace:
@@ -189,7 +189,7 @@ class JobSettings:
 
 @dataclass
 class JobProgress:
-    """What a person or a program may ask about a running job; replaced piece by piece."""
+    """Figures of a running job for users and programs; fields are replaced one at a time."""
 
     restarts: int = 0
     #: Micro-batches that were staged in this process.
@@ -200,38 +200,38 @@ class JobProgress:
     dropped: int = 0
     #: Late records that operators have dropped, by uid.
     late_dropped: dict[str, int] = field(default_factory=dict)
-    #: What else operators have counted, by uid and name: matches of patterns, for example; and how much of
-    #: something there is: partial matches that are open.
+    #: Other counters of operators by uid and name, such as matches of patterns; and levels, such as open
+    #: partial matches.
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
-    #: What async calls have cost since this process began, by operator; those of repeated tasks count.
+    #: Statistics of async calls since this process began, by operator; calls of repeated tasks count, too.
     async_calls: Mapping[str, AsyncStatistics] = field(default_factory=dict)
-    #: What accumulators held at the newest confirmed checkpoint, since the job began, by name.
+    #: Values of accumulators by name at the newest confirmed checkpoint, since the first start.
     accumulators: dict[str, Any] = field(default_factory=dict)
-    #: Up to where sources were read at that checkpoint, as Spark logs it; empty before the first.
+    #: Source offsets at that checkpoint, as Spark logs them; empty before the first checkpoint.
     offsets_text: str = ""
-    #: How far the job's watermark was behind the wall clock there; None where there is no event time.
+    #: Lag of the job's watermark behind the wall clock at that checkpoint; None without event time.
     watermark_lag_ms: int | None = None
     last_error: str = ""
     is_running: bool = False
-    #: Checkpoints that are held back, and threads that have waited for the same thing, for two intervals (or
-    #: a minute, if that is shorter): who waits for what, and what went wrong last; the longest first.
+    #: Checkpoints and threads that have waited for the same thing for two checkpoint intervals (at most a
+    #: minute): who waits, for what, and the last error; the longest wait first.
     waits: tuple[Wait, ...] = ()
-    #: What a query that does not run yet waits for, to be read behind "waits for".
+    #: The current wait of a query that has not started yet, as a phrase to follow "waits for".
     start_waits_for: str = ""
 
-    def stood_at(self, decision: Decision) -> None:
-        """Note where the job stands at its newest confirmed checkpoint."""
+    def record_position(self, decision: Decision) -> None:
+        """Take accumulators, offsets and watermark lag from the newest confirmed checkpoint."""
         self.accumulators = as_results(decision.accumulators)
         self.offsets_text = decision.offsets_text
         watermark_ms = None if decision.times is None else decision.times.watermark_ms
         is_time = watermark_ms not in (None, MIN_WATERMARK_MS, MAX_WATERMARK_MS)
         self.watermark_lag_ms = max(0, decision.decided_at_ms - (watermark_ms or 0)) if is_time else None
 
-    def confirmed(self, decision: Decision) -> int:
-        """Count a confirmed checkpoint; return how many records its sinks have dropped."""
+    def add_checkpoint(self, decision: Decision) -> int:
+        """Count a confirmed checkpoint; return the number of records that its sinks dropped."""
         self.checkpoints += 1
         self.newest = decision.checkpoint
-        self.stood_at(decision)
+        self.record_position(decision)
         for uid, count in sum_late_records(decision.batches).items():
             self.late_dropped[uid] = self.late_dropped.get(uid, 0) + count
         for uid, counts in sum_counts(decision.batches).items():

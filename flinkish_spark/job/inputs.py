@@ -1,4 +1,4 @@
-"""Looking after the inputs of a running job: lost ranges, unreadable records, dropped records."""
+"""The inputs of a job: lost ranges, unreadable records, dropped records."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger(__name__)
-#: Micro-batches that a rewind may run again; older counts are final.
+#: Number of micro-batches that a rewind may run again; counts of older ones are final.
 _MOST_OPEN_BATCHES = 200
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """The sources of a job and how far Spark's log says they were read; no Spark query runs."""
+    """The sources of a job, and their positions in Spark's log; used while no Spark query runs."""
 
     sources: Sequence[SourceNode]
     job_dir: JobDir
@@ -86,7 +86,7 @@ class Inputs:
 
 
 class DroppedRecords:
-    """Counts what the policy DROP left out, from Spark's progress reports."""
+    """Counts the records dropped by the policy DROP, from Spark's progress reports."""
 
     def __init__(self) -> None:
         self._final = 0
@@ -98,7 +98,7 @@ class DroppedRecords:
         return self._final + sum(self._open.values())
 
     def read(self, query: StreamingQuery) -> None:
-        """Add the micro-batches reported since the last call; one that ran again counts once."""
+        """Add the micro-batches reported since the last call; a repeated one counts once."""
         last = query.lastProgress
         if last is None:
             return
@@ -115,7 +115,7 @@ class DroppedRecords:
 
 
 def pending_records(sources: Sequence[SourceNode], query: StreamingQuery) -> dict[str, int]:
-    """Return how many records of Kafka wait after the newest micro-batch, by uid of the source."""
+    """Return the number of Kafka records after the newest micro-batch, by source uid."""
     last = query.lastProgress
     if last is None:
         return {}
@@ -138,11 +138,11 @@ def _offsets(text: str | None) -> Any:
         return None
 
 
-def until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
-    """Ask until every source answers, ever more slowly: an outage is waited for, it uses up no restart."""
+def ask_until_answered(ask: Callable[[], bool], is_stopping: Callable[[], bool], clock: Clock) -> bool:
+    """Ask with growing pauses until every source answers: an outage must not use up a restart."""
     pauses_ms = backoff_ms(FIRST_PAUSE_MS, LONGEST_PAUSE_MS)
     while not ask():
-        # In short steps: a source may say at once that it cannot be asked, and a stop must not wait.
+        # Sleep in short steps, so that a stop does not wait.
         for _ in range(0, next(pauses_ms), FIRST_PAUSE_MS):
             if is_stopping():
                 return False

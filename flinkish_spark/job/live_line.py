@@ -1,4 +1,4 @@
-"""The line that a terminal shows while `execute` waits: what went in and out, the checkpoint, the lag."""
+"""The status line on a terminal while `execute` waits: records in and out, newest checkpoint, lag."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.client import JobClient
 
 LOG = logging.getLogger(__name__)
-#: More often than Spark draws its bars, which it does when it was left alone for half a second.
+#: Shorter than the half second of silence after which Spark draws its progress bars.
 _REFRESH_S = 0.25
-#: Back to the beginning of a terminal's line, which is empty then.
+#: Returns to the beginning of the terminal's line and clears it.
 CLEAR_LINE = "\r\x1b[K"
 
 
 def can_show(out: TextIO) -> bool:
-    """Return whether a line can be overwritten there: on a terminal, and in no notebook or file."""
+    """Return True if a line can be overwritten: on a terminal, but not in a notebook or file."""
     try:
         return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not is_notebook()
     except ValueError:
@@ -43,15 +43,15 @@ def _width() -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """The amount read at some time, over all sources that say it."""
+class _ReadProgress:
+    """The number of records read at some time, over all sources that report it."""
 
     at_ms: int
     records: int
     all_records: int | None
 
     @classmethod
-    def of(cls, at_ms: int, extents: Sequence[Extent | None]) -> _Seen | None:
+    def of(cls, at_ms: int, extents: Sequence[Extent | None]) -> _ReadProgress | None:
         known = [one for one in extents if one is not None]
         if not known:
             return None
@@ -61,7 +61,7 @@ class _Seen:
 
 
 class LiveLine:
-    """Draws the line in a thread of its own, and takes it away when the job has ended."""
+    """Draws the line in a separate thread, and removes it when the job has ended."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class LiveLine:
     ) -> None:
         self._name, self._client, self._sources = name, client, tuple(sources)
         self._out, self._hold_bars, self._clock = out, hold_bars, clock
-        self._begin: _Seen | None = None
-        self._now: _Seen | None = None
+        self._begin: _ReadProgress | None = None
+        self._now: _ReadProgress | None = None
         self._offsets_text: str | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._draw, name="flinkish-live-line", daemon=True)
@@ -89,14 +89,14 @@ class LiveLine:
     ) -> None:
         self._over.set()
         self._thread.join(1)
-        # How it stood at the end stays, unless an error says that better.
+        # The last line stays on the screen, unless an error follows.
         self._write(CLEAR_LINE if error is not None else f"{CLEAR_LINE}{self.text(_width())}\n")
 
     def _draw(self) -> None:
         try:
             while not self._over.wait(_REFRESH_S):
                 self._hold_bars()
-                # Back to its beginning: what others write begins there, and not behind the line.
+                # The cursor returns to the line's beginning, so that other output overwrites it.
                 self._write(f"{CLEAR_LINE}{self.text(_width())}\r")
         except Exception:
             # The job goes on without it.
@@ -111,12 +111,12 @@ class LiveLine:
             self._over.set()
 
     def text(self, width: int) -> str:
-        """Return the line; what does not fit is left out, the last first."""
+        """Return the line; parts that do not fit are left out, the last one first."""
         progress, newest = self._client.progress, self._client.statistics.newest_completed
         self._look()
         restarts = f"restarts {progress.restarts}"
         parts = [f"{self._name} {self._client.status.value}", *([restarts] if progress.restarts else [])]
-        # One that says what is wrong, rather than the longest.
+        # A wait with an error is more important than the longest one.
         waits = sorted(progress.waits, key=lambda wait: not wait.error)
         parts += [str(wait) for wait in waits[:1]] or self._start()
         parts += self._end()
@@ -135,7 +135,7 @@ class LiveLine:
         return " | ".join(parts)[: max(0, width)]
 
     def _start(self) -> list[str]:
-        """Return what a start waits for, up to its first micro-batch."""
+        """Return the current wait of a start, up to its first micro-batch."""
         progress = self._client.progress
         if progress.batches or self._client.status.is_terminal:
             return []
@@ -143,9 +143,9 @@ class LiveLine:
         return [f"waits for {what}"] if what else []
 
     def _look(self) -> None:
-        """Note how far sources were read, if a checkpoint has told it since."""
+        """Update the read progress if there was a checkpoint since the last look."""
         progress = self._client.progress
-        # Before the query runs it is not known whether the job begins or goes on.
+        # Before the query runs, the offsets may still be those of an earlier start.
         if progress.offsets_text == self._offsets_text or (self._begin is None and not progress.is_running):
             return
         text = self._offsets_text = progress.offsets_text
@@ -154,16 +154,16 @@ class LiveLine:
             extents = [node.source.extent(position) for node in self._sources]
         except CorruptObjectError:
             return
-        self._now = _Seen.of(self._clock.monotonic_ms(), extents)
+        self._now = _ReadProgress.of(self._clock.monotonic_ms(), extents)
         if self._begin is None:
             self._begin = self._now
 
     def _end(self) -> list[str]:
-        """Return how much of a bounded input was read, and when the rest will be, if it goes on like this."""
+        """Return the share of a bounded input that was read, and the estimated remaining time."""
         begin, now = self._begin, self._now
         if begin is None or now is None or not now.all_records:
             return []
-        # Of the whole input, also if this start went on in the middle of it.
+        # The share of the whole input, even if this start began in the middle of it.
         share = min(1.0, now.records / now.all_records)
         done, left = now.records - begin.records, max(0, now.all_records - now.records)
         if done <= 0 or left == 0 or self._client.status.is_terminal:

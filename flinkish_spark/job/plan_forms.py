@@ -1,4 +1,4 @@
-"""Forms of a job graph as text: a tree for terminals, Flink's JSON, Graphviz' DOT, Mermaid for pages."""
+"""Text forms of a job graph: a tree for terminals, Flink's JSON, Graphviz's DOT, Mermaid for web pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from flinkish_spark.protocol.statistics import (
 )
 
 _MOST_LETTERS = 46
-#: Fill and border by what a vertex begins with; dark enough borders to be told apart without colours.
+#: Fill and border colours by the vertex's first operator; borders differ in brightness, too.
 _COLOURS = {
     OperatorKind.SOURCE: ("#e8f1fb", "#2b6cb0"),
     OperatorKind.STATEFUL: ("#fdf3dc", "#b7791f"),
@@ -37,7 +37,7 @@ _OTHERS = ("#f4f4f5", "#5f6368")
 
 
 class PlanForm(Choice):
-    """In which form a plan is wanted."""
+    """The text format of a plan."""
 
     #: Flink's, for its plan visualiser.
     JSON = "JSON"
@@ -59,16 +59,16 @@ def plan_in(graph: JobGraph, form: PlanForm) -> str:
 
 def dot(graph: JobGraph) -> str:
     lines = [
-        f"digraph {_quoted(_short(graph.job))} {{",
+        f"digraph {_quote(_short(graph.job))} {{",
         '  rankdir=LR; node [shape=box, style="rounded,filled", fontname=monospace, fontsize=11];',
     ]
     for vertex in graph.vertices:
         fill, border = _colours(vertex)
         # In DOT a line that is not centred ends with \l.
-        label = "".join(f"{_escaped(line)}\\l" for line in _lines(vertex, graph))
+        label = "".join(f"{_escape(line)}\\l" for line in _lines(vertex, graph))
         lines.append(f'  "{vertex.id}" [label="{label}", fillcolor="{fill}", color="{border}"];')
     for front, behind, says in _edges(graph):
-        lines.append(f'  "{front}" -> "{behind}" [label={_quoted(says)}];')
+        lines.append(f'  "{front}" -> "{behind}" [label={_quote(says)}];')
     return "\n".join([*lines, "}"])
 
 
@@ -103,19 +103,19 @@ def _lines(vertex: JobVertex, graph: JobGraph) -> list[str]:
 
 
 def _edges(graph: JobGraph) -> Iterator[tuple[str, str, str]]:
-    """Yield the edges between vertices: from, to, and what stands beside it."""
+    """Yield the edges between vertices: from, to, label."""
     vertex_of = {one.id: vertex.id for vertex in graph.vertices for one in vertex.operators}
     for vertex in graph.vertices:
         found: dict[str, list[str]] = {}
         for one in vertex.operators:
             for edge in one.inputs:
                 if vertex_of[edge.source] != vertex.id:
-                    found.setdefault(vertex_of[edge.source], []).append(_says(edge, one))
+                    found.setdefault(vertex_of[edge.source], []).append(_label(edge, one))
         for front, says in found.items():
             yield front, vertex.id, ", ".join(dict.fromkeys(says))
 
 
-def _says(edge: JobEdge, behind: JobOperator) -> str:
+def _label(edge: JobEdge, behind: JobOperator) -> str:
     by = f" {', '.join(behind.keys)}" if edge.ship.value == "HASH" and behind.keys else ""
     output = f" [{edge.output}]" if edge.output else ""
     return _short(f"{edge.ship.value}{by}{output}", 22)
@@ -126,11 +126,11 @@ def _short(text: str, most: int = _MOST_LETTERS) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def _quoted(text: str) -> str:
-    return f'"{_escaped(text)}"'
+def _quote(text: str) -> str:
+    return f'"{_escape(text)}"'
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
 
 
@@ -145,15 +145,15 @@ def _colours(vertex: JobVertex) -> tuple[str, str]:
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The tree, with what the last checkpoint has cost.
+# The tree, with the durations of the last checkpoint.
 
-#: Letters of a line where there is no terminal that says it.
+#: Width of a line without a terminal.
 _WIDTH = 120
 
 
 def tree(graph: JobGraph, history: StatisticsHistory | None = None) -> Tree:
-    """Return the graph as a tree from its sources on; what is read on several ways is shown once."""
-    return _Reading(graph, _newest(history)).tree()
+    """Return the graph as a tree that starts at the sources; a vertex with several inputs is shown once."""
+    return _TreeBuilder(graph, _newest(history)).tree()
 
 
 def text(graph: JobGraph, history: StatisticsHistory | None = None) -> str:
@@ -174,7 +174,7 @@ def _newest(history: StatisticsHistory | None) -> CheckpointStatistics | None:
     return next((one for one in done if one.rows), done[0] if done else None)
 
 
-class _Reading:
+class _TreeBuilder:
     def __init__(self, graph: JobGraph, newest: CheckpointStatistics | None) -> None:
         self._graph, self._newest = graph, newest
         self._numbers = {vertex.id: number for number, vertex in enumerate(graph.vertices, start=1)}
@@ -193,8 +193,8 @@ class _Reading:
         graph = self._graph
         scans = sum(graph.scans.values())
         found = (
-            f"{graph.job}: {_counted(len(graph.vertices), 'vertex', 'vertices')}; a micro-batch has "
-            f"{_counted(scans, 'scan')} and {_counted(graph.shuffles, 'shuffle')}"
+            f"{graph.job}: {_format_count(len(graph.vertices), 'vertex', 'vertices')}; a micro-batch has "
+            f"{_format_count(scans, 'scan')} and {_format_count(graph.shuffles, 'shuffle')}"
         )
         newest = self._newest
         if newest is None:
@@ -244,7 +244,7 @@ class _Reading:
         if vertex.parallelism is None:
             is_read = first.kind is OperatorKind.SOURCE
             return "as many tasks as its system has partitions" if is_read else "as many tasks as it reads"
-        return _counted(vertex.parallelism, "task")
+        return _format_count(vertex.parallelism, "task")
 
     def _lines(self, operator: JobOperator, vertex: JobVertex) -> Iterator[str]:
         facts = [operator.does, f"in {'the JVM' if operator.runs_in.value == 'JVM' else 'Python'}"]
@@ -279,7 +279,7 @@ def _facts(*facts: tuple[int | None, str]) -> str:
     return ", ".join(text.format(number) for number, text in facts if number is not None)
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
+def _format_count(number: int, one: str, many: str = "") -> str:
     if number == 0:
         return f"no {many or one + 's'}"
     return f"{number} {one if number == 1 else many or one + 's'}"

@@ -1,4 +1,4 @@
-"""Everything that can be refused before anything starts, in one place and in a fixed order."""
+"""The checks before a start, in one place and in a fixed order; they change nothing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ LOG = logging.getLogger(__name__)
 
 
 def check_source_names(sources: Sequence[SourceNode]) -> None:
-    """Raise GraphError where facts about two inputs would be kept under one name, for one only."""
+    """Raise GraphError if two inputs would store their facts under the same name."""
     seen: dict[str, SourceNode] = {}
     for node in sources:
         for uid in node.source.list_uids(node.uid):
@@ -65,7 +65,7 @@ def check_source_names(sources: Sequence[SourceNode]) -> None:
 
 
 def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Refuse topics that a job reads twice, or reads and writes; dead letters count as written."""
+    """Refuse topics that a job reads twice, or both reads and writes; dead-letter topics are written."""
     for first, second in permutations(graph.sources, 2):
         topic = next((one for one in second.source.topics if _reads(first, one)), None)
         if topic is not None:
@@ -103,9 +103,9 @@ def _reads(node: SourceNode, topic: str) -> bool:
 
 
 _NOBODY = JobUuid("0" * 32)
-#: The one stateful part that a plan of ours has: the keyed operator.
+#: The only stateful node in our plans: the keyed operator.
 _OWN_STATE = "applyInPandasWithState"
-#: Under which name job.json has what the states of operators mean.
+#: The field of job.json with the meaning of operators' states.
 _MEANING = "meaning"
 
 
@@ -115,25 +115,25 @@ def check_before_start(
     settings: JobSettings,
     job_dir: JobDir,
 ) -> PlannedJob:
-    """Refuse what cannot work; return the plan that was looked at.
+    """Refuse a job that cannot work; return its checked plan.
 
-    A start plans anew: its sources begin and end at places that are fixed behind this check.
+    A start plans again, since the first and last offsets of its sources are fixed after this check.
     """
     restore = settings.restore
-    # Without the job's lock: a refused job leaves no file, and disturbs nobody who runs the job already.
+    # Without the job's lock: a refused job leaves no file, and does not disturb a process that runs the job.
     graph.check_complete()
     _check_can_be_written(settings.job_dir)
     check_spark_version(job_dir, spark.version)
-    # Brokers take their time, and so does the plan: these two have nothing to do with each other.
+    # Brokers and the planner are both slow and independent of each other, so they run in parallel.
     begun = {
-        node.uid: _begun(partial(_check_source, spark, node, settings, job_dir), settings)
+        node.uid: _start_check(partial(_check_source, spark, node, settings, job_dir), settings)
         for node in graph.sources
         if node.source.is_checked_apart
     }
-    with span("Spark to be asked whether it sees the job directory"):
+    with span("Spark to access the job directory"):
         _check_seen(spark, graph, settings, job_dir, restore)
     graph = replace(graph, begun_chains=find_begun_chains(graph, job_dir, settings.job_dir, restore))
-    with span("the plan that is looked at before the start"):
+    with span("the plan to be checked before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
     _check_state(planned)
@@ -161,8 +161,8 @@ def check_before_start(
     return planned
 
 
-def _begun(check: Callable[[], None], settings: JobSettings) -> Callable[[], None]:
-    """Begin a check in a thread of its own; return what waits for its end, and raises what it raised."""
+def _start_check(check: Callable[[], None], settings: JobSettings) -> Callable[[], None]:
+    """Start a check in a separate thread; return a function that waits for it and raises its error."""
     end: Future[None] = Future()
 
     def run() -> None:
@@ -190,8 +190,8 @@ def record_job(
     settings: JobSettings,
     job_dir: JobDir,
 ) -> JobUuid:
-    """Record the job's settings at the first start, compare them later; called once, with the job's lock."""
-    # Again: while this process waited for the lock, a later version of Spark may have run here.
+    """Record the job's settings at the first start, compare them later; the caller holds the job's lock."""
+    # Checked again: while this process waited for the lock, a later version of Spark may have run here.
     check_spark_version(job_dir, spark.version)
     restore = _restore(settings.restore, graph, planned, settings, job_dir)
     savepoint = restore.prepare(settings.shuffle_partitions)
@@ -204,9 +204,9 @@ def record_job(
     }
     claimed_as = find_claimant(job_dir)
     if claimed_as is not None:
-        # Who looks at a claimed savepoint finds the job by it.
+        # A claimed savepoint names its job by this.
         at_first["uuid"] = str(claimed_as)
-    job, _ = job_dir.read_or_create_job(fixed_settings(graph, planned, settings), at_first)
+    job, _ = job_dir.read_or_create_job(collect_fixed_settings(graph, planned, settings), at_first)
     _check_meaning(planned, job_dir)
     _record_spark_version(job_dir, spark.version)
     return job
@@ -223,8 +223,8 @@ def _restore(
     return Restore(restore, graph, planned, job_dir, settings.job_dir, hooks)
 
 
-def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSettings) -> dict[str, Any]:
-    """Return what must never change for one job directory."""
+def collect_fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSettings) -> dict[str, Any]:
+    """Return the settings that must never change for one job directory."""
     return {
         "job": settings.name,
         "sources": [" ".join(filter(None, (n.uid, n.source.plan_name))) for n in graph.sources],
@@ -237,7 +237,7 @@ def fixed_settings(graph: StreamGraph, planned: PlannedJob, settings: JobSetting
 
 
 def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
-    """Raise JobDirError where an operator would take state for something else than what has stored it."""
+    """Raise JobDirError if an operator would read stored state with another meaning."""
     recorded = (job_dir.find_settings() or {}).get(_MEANING, {})
     for uid, shape in planned.operators.items():
         changed = find_changed_meaning(recorded.get(uid, {}), shape.meaning)
@@ -266,7 +266,7 @@ def _check_can_be_written(place: StoreSpec) -> None:
 
 
 def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
-    """Refuse a version of Spark that is earlier than one that has run here; return which step it is."""
+    """Refuse a version of Spark earlier than one that has run here; return the kind of the version change."""
     before = {one: _minor(one) for one in job_dir.spark_versions()}
     ours = _minor(running)
     step = find_version_step(ours, before.values())
@@ -276,7 +276,7 @@ def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
     theirs = before[newest]
     raise JobDirError(
         f"Spark {newest} has run on this job directory, and this is Spark {running}",
-        why="what another major version of Spark makes of Spark's checkpoint is not known"
+        why="it is not known whether another major version of Spark can read Spark's checkpoint"
         if step is VersionStep.ANOTHER_MAJOR
         else f"Spark {ours} need not read what Spark {theirs} has written into Spark's checkpoint",
         what_to_do=f"start with Spark {theirs} again; to go to Spark {ours}, take a savepoint with "
@@ -300,11 +300,11 @@ def _minor(version: str) -> SparkMinor:
 
 
 def _record_spark_version(job_dir: JobDir, running: str) -> None:
-    """Record that this version runs here. The caller holds the lock, so nobody does so at the same time."""
+    """Record that this version of Spark runs here; the caller holds the lock."""
     if check_spark_version(job_dir, running) is VersionStep.FORWARD:
         before = max(map(_minor, job_dir.spark_versions()))
         LOG.warning(
-            "Spark %s goes on with a job directory of Spark %s; from now on it refuses Spark %s",
+            "Spark %s continues a job directory of Spark %s; from now on the directory refuses Spark %s",
             running,
             before,
             before,
@@ -313,7 +313,7 @@ def _record_spark_version(job_dir: JobDir, running: str) -> None:
 
 
 def _streams(planned: PlannedJob) -> list[str]:
-    """Return where each stream that sinks read begins, in the plan's order, dead letters last."""
+    """Return the origin of each stream that sinks read, in the plan's order, dead letters last."""
     bases: dict[int, str] = {}
     for sink in planned.sinks:
         own = planned.logical.ends.get(sink.uid)
@@ -330,9 +330,9 @@ def _check_seen(
     job_dir: JobDir,
     restore: RestoreSettings | None,
 ) -> None:
-    """Refuse executors without the job directory, where tasks read it or write into it."""
+    """Refuse executors that do not see the job directory, if tasks read or write it."""
     if not settings.job_dir.is_local:
-        # Spark keeps its log and state there; sinks buffer in tasks, and sources note where they began.
+        # Spark's log and state are there, buffers of sinks, and first positions of sources.
         check_bucket(spark, settings.job_dir, job_dir.store)
         check_bucket_in_tasks(spark, settings.job_dir, job_dir.store)
         return
@@ -355,7 +355,7 @@ def _check_seen(
 
 
 def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
-    """Refuse to align a source that cannot hold back, with two groups, or of which nobody asks for time."""
+    """Refuse watermark alignment of a source that cannot pause channels, has two groups, or no watermarks."""
     groups: dict[str, str] = {}
     asked = {one.source for one in time.assigners.values() if one.rules.alignment is not None}
     aligned = [(node.strategy.alignment, source) for node in graph.timed for source in find_sources(node)]
@@ -367,33 +367,33 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
         if groups.setdefault(uid, alignment.group) != alignment.group:
             raise GraphError(
                 f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",
-                why="it can be held back as a whole only, for all who read it",
+                why="it can be held back only as a whole, for all of its readers",
                 what_to_do="give all of its strategies one group",
                 uid=uid,
             )
         if uid not in asked:
             raise GraphError(
                 f"the source '{uid}' is aligned with the group '{alignment.group}', and has no watermarks",
-                why="none of its records reach a keyed operator, and only there anybody asks for times",
+                why="none of its records reach a keyed operator, and only those use watermarks",
                 what_to_do="leave with_watermark_alignment() out",
                 uid=uid,
             )
 
 
 def _check_state(planned: PlannedJob) -> None:
-    """Refuse state that a transform brings in: the query runs with Spark's own check off."""
+    """Refuse a stateful operator of Spark in a transform: Spark's own check is switched off."""
     parts = [part for part in stateful_parts(planned.frame) if part != _OWN_STATE]
     if parts:
         raise GraphError(
             f"a transform contains {parts[0]}",
             why="transforms are stateless: state of Spark's own is not part of the job's checkpoints",
-            what_to_do="do that behind key_by(...).process(...), or in a query of its own",
+            what_to_do="do that with key_by(...).process(...), or in a separate query",
             part=parts[0],
         )
 
 
 def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
-    """Refuse a uid that the user chose and dead letters of a source or sink need."""
+    """Refuse a user's uid that dead letters of a source or sink need."""
     taken = [(sink.uid, "a source's dead-letter sink has") for sink in planned.sinks[len(graph.sinks) :]]
     for node in graph.sinks:
         parts = (uid for uid, _ in node.sink.parts(node.uid) if uid != node.uid)
@@ -424,7 +424,7 @@ def _check_delta_paths(planned: PlannedJob) -> None:
 
 
 def _canonical(path: str) -> str:
-    """Return one spelling for all spellings of a table's path."""
+    """Return the canonical form of a table's path."""
     if "://" in path and not path.startswith("file:"):
         scheme, _, rest = path.partition("://")
         return f"{scheme.lower()}://{posixpath.normpath(rest)}"

@@ -1,4 +1,4 @@
-"""Carrying out the recovery: gather facts, ask the protocol, do the one step, start over."""
+"""The recovery: gather facts, ask the protocol for the next step, do it, start over."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ LOG = logging.getLogger(__name__)
 
 
 class Reseeding(Protocol):
-    """Begins Spark's checkpoint anew from exported state, for a change that it cannot follow."""
+    """Starts a new Spark checkpoint from exported state, for a change that Spark's own cannot follow."""
 
     def is_wanted(self, log_began_in: Lineage) -> bool:
-        """Return whether the log of that lineage does not fit; False once a log that fits has begun."""
+        """Return True if that lineage needs a new log; False once the new log has begun."""
 
     def export(self, decision: Decision | None, lineage: Lineage) -> None:
-        """Write a checkpoint's state where the log that begins in `lineage` finds it; may be repeated."""
-        # Without a decision the new log begins as the present one did.
+        """Write a checkpoint's state to the place that the log of `lineage` starts from; repeatable."""
+        # Without a decision the new log begins as the current one did.
 
 
 class Replaying(Protocol):
-    """Stages again what a decided checkpoint has lost."""
+    """Stages lost data of a decided checkpoint again."""
 
     def replay(
         self,
@@ -55,23 +55,23 @@ class Replaying(Protocol):
 
 T = TypeVar("T")
 _PAUSE_MS = 200
-#: More steps than any recovery can need; above it the facts do not change, which is a bug.
+#: More steps than any recovery can need; beyond it the facts do not change, which is a bug.
 _MOST_STEPS = 1_000
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveryResult:
     start: R.StartSpark
-    #: The micro-batches that are kept behind the last checkpoint, in order.
+    #: The kept micro-batches after the last checkpoint, in order.
     kept: list[StagedBatch]
-    #: Where event time stood at it; None if nothing was said about time.
+    #: Event time at the last checkpoint; None if it has none.
     time: EventTime | None
-    #: Finishes the checkpoints that this start decides.
+    #: Confirms the checkpoints that this start decides.
     confirmation: Confirmation
 
 
 class Recovery:
-    """Brings the job directory into a state from which Spark may start. Spark is not running."""
+    """Brings the job directory into a state from which Spark may start; no query runs."""
 
     def __init__(
         self,
@@ -89,12 +89,12 @@ class Recovery:
         self._reseeding, self._replaying = reseeding, replaying
         self._rewinder = Rewinder(job, inputs, self._patiently, self._wait)
         self._on_confirmed, self._is_swept = on_confirmed, False
-        #: What could not be confirmed, with the decision as it was then.
+        #: Checkpoints that could not be confirmed, with their decisions at that time.
         self._lost: dict[CheckpointId, tuple[Decision, CommittableLostError]] = {}
         self._unpinnable: set[CheckpointId] = set()
 
     def run(self) -> tuple[R.StartSpark, list[StagedBatch]]:
-        """Recover; return where Spark starts, and the kept micro-batches in order."""
+        """Recover the job; return the start position of Spark, and the kept micro-batches in order."""
         self._is_swept = False
         self._ownership.check()
         self._job_dir.forget_finished_order()
@@ -108,8 +108,8 @@ class Recovery:
             if isinstance(step, R.StartSpark):
                 kept = sorted((s for s in staged.values() if s.batch in step.kept), key=lambda s: s.batch)
                 return step, kept
-            # Facts are believed only by whoever is still the owner behind reading them: a newer one
-            # has renamed Spark's folder, and an empty log looks like micro-batches to be aborted.
+            # Facts count only if this process is still the owner after it has read them: a newer owner
+            # renames Spark's folder, and an empty log looks like micro-batches to abort.
             self._ownership.check()
             self._do(step, facts, staged, decisions)
         raise InternalError("the recovery does not come to an end", what_to_do="report this with its log")
@@ -132,7 +132,7 @@ class Recovery:
             decided=decided,
             staged=tuple(
                 R.StagedFact(
-                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._overtakes(s)
+                    s.batch, name, self._why_dead(s) if s.batch in commits else "", self._find_overtaking(s)
                 )
                 for name, s in staged.items()
                 if newest is None or s.batch > newest
@@ -146,13 +146,13 @@ class Recovery:
         )
 
     def _open_rewind(self, newest: BatchId | None) -> RewindIntent | None:
-        """Return the unfinished rewind; drop one of a zombie's that came too late."""
+        """Return the unfinished rewind; delete one that a zombie wrote too late."""
         intent = self._job_dir.open_rewind()
         if intent is None or intent.kind is not RewindKind.PLAIN or newest is None:
             return intent
         if intent.first_removed > newest:
             return intent
-        # What it wanted to remove has been decided since, by an owner that did not see it.
+        # An owner that did not see it has decided since about the micro-batches to remove.
         self._ownership.check()
         LOG.warning("a rewind to before micro-batch %s came too late and is dropped", intent.first_removed)
         self._job_dir.drop_rewind(intent)
@@ -163,14 +163,14 @@ class Recovery:
         if order is None:
             return None
         is_ready = all(d.has_receipt or d.checkpoint in self._lost for d in decided)
-        # Before that the answer would be premature: an unconfirmed target, a sink that is behind.
+        # Any earlier, the target might be unconfirmed or a sink not up to date.
         refusal = self._rewinder.why_refused(order) if is_ready else ""
         return R.OrderFact(order.order_id, order.target, refusal)
 
     def _why_dead(self, staged: StagedBatch) -> str:
         if staged.times is not None and staged.times.drained:
-            return f"it was drained for checkpoint {staged.times.drained}, behind which the job did not stop"
-        for sink, committables in _by_sink(staged.committables).items():
+            return f"it was drained for checkpoint {staged.times.drained}, after which the job did not stop"
+        for sink, committables in _group_by_sink(staged.committables).items():
             if sink not in self._committers:
                 return f"the job has no sink '{sink}' any more"
             if self._committers[sink].shows_whole:
@@ -180,9 +180,9 @@ class Recovery:
                 return str(next(iter(dead.values())))
         return ""
 
-    def _overtakes(self, staged: StagedBatch) -> str:
-        """Return the sink whose lost data would be staged again behind this; empty if there is none."""
-        # Without its state there is no way but on: readers see them first, or the job never runs again.
+    def _find_overtaking(self, staged: StagedBatch) -> str:
+        """Return a sink whose lost data would be staged again after this commit; empty if there is none."""
+        # Without the state there is no replay: later data becomes visible first, or the job never runs again.
         lost = {str(e.facts["sink"]) for c, (_, e) in self._lost.items() if c not in self._unpinnable}
         mine = (c.sink for c in staged.committables if c.sink in lost)
         ordered = (s for s in mine if self._committers[s].shown_order is ShownOrder.OF_STAGING)
@@ -198,7 +198,7 @@ class Recovery:
         match step:
             case R.FinishRewind():
                 intent = self._job_dir.open_rewind()
-                if intent is not None:  # else the store has shown since that it is finished
+                if intent is not None:  # else another read of the store has shown that it is finished
                     self._rewinder.finish(intent)
             case R.RestoreLog(checkpoint):
                 self._restore_log(decisions[checkpoint])
@@ -215,7 +215,7 @@ class Recovery:
                     self._job_dir.delete_staged(staged[name].lineage, name)
             case R.RefuseOrder(_, reason):
                 order = self._job_dir.rewind_order()
-                if order is not None:  # else it was closed in between
+                if order is not None:  # else it was closed meanwhile
                     self._rewinder.refuse(order, reason)
             case R.Rewind(first_removed, reason, target, order_id):
                 order = self._job_dir.rewind_order() if order_id else None
@@ -224,7 +224,7 @@ class Recovery:
             case R.Reseed(first_removed, target):
                 decision = None if target is None else decisions[target]
                 if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
-                    # Spark may have cleaned its state away; the micro-batches after it are aborted by now.
+                    # Spark may have deleted its state; the micro-batches after it are aborted by now.
                     self._ownership.check()
                     self._pins.restore(decision.checkpoint)
                 self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
@@ -243,7 +243,7 @@ class Recovery:
         try:
             self._pins.pin(decision)
         except CorruptObjectError as error:
-            # What comes after it may be whole; the start fails only where this state is needed.
+            # Later checkpoints may be complete; the start fails only if it needs this state.
             LOG.error("checkpoint %s cannot be gone back to: %s", decision.checkpoint, error)
             self._unpinnable.add(decision.checkpoint)
 
@@ -272,14 +272,14 @@ class Recovery:
         self._on_confirmed(decision)
 
     def _replay(self, checkpoint: CheckpointId) -> None:
-        # What is staged again is confirmed by the next step, or found to be lost once more.
+        # The next step confirms the data that was staged again, or finds it lost once more.
         decision, lost = self._lost[checkpoint]
         self._replaying.replay(decision, lost, self._abort_sink, self._patiently)
         del self._lost[checkpoint]
 
     def _abort(self, staged: StagedBatch, reason: str) -> None:
         LOG.info("aborting micro-batch %s of owner %s: %s", staged.batch, staged.owner_epoch, reason)
-        for sink, committables in _by_sink(staged.committables).items():
+        for sink, committables in _group_by_sink(staged.committables).items():
             if sink not in self._committers:
                 continue
             self._abort_sink(sink, committables)
@@ -303,7 +303,7 @@ class Recovery:
             self._wait(f"aborting leftovers of sink '{sink}'", answers[-1].detail)
 
     def _sweep(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
-        # Below, everything decided is committed by now, and nothing else may stay open.
+        # Everything decided is committed by now, so no other transaction may stay open.
         kept = [c for s in staged.values() if s.batch >= facts.first_open for c in s.committables]
         for committer in self._committers.values():
             self._ownership.check()
@@ -312,13 +312,13 @@ class Recovery:
                 LOG.info("aborted %s leftover transactions, as expected after a crash", count)
 
     def _forget_confirmed(self, facts: R.RecoveryFacts, staged: Mapping[str, StagedBatch]) -> None:
-        """Delete staged files that a crash left behind a receipt; every decision has one by now."""
+        """Delete staged files that a crash left after the receipt; every decision has a receipt by now."""
         for name, batch in staged.items():
             if batch.batch < facts.first_open:
                 self._job_dir.delete_staged(batch.lineage, name)
         if facts.newest is not None:
             self._log.forget_retired()
-        # Of one that was cut off behind its end, or by an order that left its checkpoint behind.
+        # Left by a replay that was cut off after its end, or whose checkpoint a rewind left behind.
         self._log.end_replay()
 
     def _patiently(self, ask: Callable[[], T]) -> T:
@@ -339,7 +339,7 @@ class Recovery:
         self._clock.sleep_ms(_PAUSE_MS)
 
 
-def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]]:
+def _group_by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]]:
     grouped: dict[str, list[Committable]] = defaultdict(list)
     for committable in committables:
         grouped[committable.sink].append(committable)
@@ -347,17 +347,17 @@ def _by_sink(committables: Sequence[Committable]) -> dict[str, list[Committable]
 
 
 @dataclass(frozen=True)
-class RestoredFrom:
+class RestoredSavepoint:
     checkpoint: CheckpointId
     hooks: Mapping[str, Any]
     path: str
     times: EventTime | None = None
 
 
-def tell_restored(
-    job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
+def notify_restored(
+    job: JobContext, newest: Decision | None, savepoint: RestoredSavepoint | None
 ) -> EventTime | None:
-    """Tell hooks and statistics what the next start of the query goes on from; return where time stood."""
+    """Restore hooks and statistics to the checkpoint that the query starts from; return its event time."""
     job.tracker.settle()
     if newest is not None:
         job.hooks.restore(newest.checkpoint, newest.hook_states)
@@ -373,11 +373,11 @@ def tell_restored(
 
 
 def sweep_after_stop(job: JobContext) -> None:
-    """Abort what the micro-batch behind the final barrier had begun to write; Spark is not running."""
+    """Abort output of the micro-batch after the final barrier; no query runs."""
     job_dir = job.job_dir
     staged, newest = job_dir.list_staged(job_dir.lineage()).values(), job_dir.newest_commit()
     if newest is not None and job_dir.receipt(newest.checkpoint) is None:
-        # Decided and interrupted: the next start commits what it names.
+        # A decided checkpoint was interrupted: the next start commits it.
         newest = None
     behind = [s for s in staged if newest is None or s.lineage > newest.lineage or s.batch > newest.batch]
     kept = [c for s in behind for c in s.committables]
@@ -385,5 +385,5 @@ def sweep_after_stop(job: JobContext) -> None:
         try:
             committer.sweep(kept, frozenset)
         except Exception as error:
-            # It is mere cleaning: what the job was to do is done.
+            # This only cleans up; the job's work is done.
             LOG.warning("leftovers are swept by the next start: %s", classify(error))

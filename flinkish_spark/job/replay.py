@@ -1,12 +1,11 @@
-"""Commit or replay, carried out: the epoch runs again beside the job, and the lost sink stages it again.
+"""Replay of an epoch: it runs again, apart from the job's log, and the sink that lost data stages it again.
 
-Nothing of the job's own log and state is touched. The micro-batches of the decision run, one start of the
-query each, in a folder of their own that begins with the pinned state of the checkpoint before; `offsets/N`
-is put there as it was logged, and Spark runs exactly that range. What the other sinks got is not staged a
-second time. A replay that is cut off leaves a folder, which the next one clears, and staged data that
-nothing names, which is swept.
+The job's own log and state are not touched. The micro-batches of the decision run, with one start of the
+query each, in a separate folder that begins with the pinned state of the previous checkpoint; `offsets/N` is
+written there as it was logged, and Spark runs exactly that range. The other sinks stage nothing. A replay
+that is cut off leaves a folder, which the next one clears, and unnamed staged data, which is swept.
 
-The rules are in :mod:`flinkish_spark.protocol.replay`. Spark's own query is not running.
+The rules are in :mod:`flinkish_spark.protocol.replay`. The job's own query does not run.
 """
 
 from __future__ import annotations
@@ -54,16 +53,16 @@ _WATCH_MS = 20
 
 @dataclass(frozen=True)
 class Replayer:
-    """Replays one job's epochs; used by the recovery."""
+    """Replays epochs of one job; used by the recovery."""
 
     engine: QueryEngine
-    #: Its own log and state are only read. While a micro-batch runs only a cancel ends a replay: a job that
-    #: stops shows all that it has decided, since it may not be started again for long.
+    #: Its log and state are only read. A running micro-batch of a replay is ended by a cancel only: a job
+    #: that stops commits all that is decided, since its next start may be far away.
     job: JobContext
     why_lost: Callable[[LoggedOffsets], str]
-    #: Makes the control file of a query, new with every call.
+    #: Makes a new control file for each query.
     control: Callable[[], ControlFile]
-    #: Numbers no two attempts of one owner alike.
+    #: Gives each attempt of one owner a different number.
     attempts: Iterator[int]
 
     def replay(
@@ -73,24 +72,25 @@ class Replayer:
         abort: Callable[[str, Sequence[Committable]], None],
         patiently: Callable[[Callable[[], str]], str],
     ) -> None:
-        """Stage again what a decided checkpoint has lost of one sink; may be cut off and repeated."""
+        """Stage the data again that one sink lost of a decided checkpoint; may be cut off and repeated."""
         known = self.job.job_dir.find_restaged(decision.checkpoint)
         if known is not None and known.batches != decision.batches:
-            # A deposed owner has finished its replay since: what it staged is confirmed, or lost in turn.
-            LOG.warning("checkpoint %s was replayed by somebody else meanwhile", decision.checkpoint)
+            # A deposed owner has finished its replay meanwhile: its staged data is confirmed, or lost as
+            # well.
+            LOG.warning("checkpoint %s was replayed by another process meanwhile", decision.checkpoint)
             return
         replay = _Replay(self, decision, lost, 1 if known is None else known.number + 1)
         plan = replay.plan()
         replay.check(patiently)
         LOG.warning("checkpoint %s is replayed: %s", decision.checkpoint, lost)
-        # This order matters: an earlier owner that wakes up now still holds the decision as it was. What
-        # is aborted cannot be committed by it, so no record can become visible twice.
+        # This order matters: an earlier owner that wakes up now still holds the old decision. It cannot
+        # commit aborted data, so no record becomes visible twice.
         abort(plan.sink, plan.lost)
         staged = replay.run(plan)
         restaged = restage(decision, plan, staged, self.job.committers[plan.sink].task_of)
         if isinstance(restaged, CannotReplay):
             abort(plan.sink, [c for batch in staged.values() for c in batch.committables])
-            raise replay.refused(restaged.why + replay.origin_of(decision), _MAKE_DETERMINISTIC)
+            raise replay.make_error(restaged.why + replay.origin_of(decision), _MAKE_DETERMINISTIC)
         abort(plan.sink, restaged.surplus)
         replay.finish(plan, restaged.batches)
 
@@ -101,7 +101,7 @@ _RESTORE = "restore the job from before this checkpoint"
 
 @dataclass(frozen=True)
 class _Replay:
-    """One replay; `number` is the next one as long as the decision is what it was."""
+    """One replay; `number` is the next one as long as the decision is unchanged."""
 
     parts: Replayer
     decision: Decision
@@ -111,34 +111,34 @@ class _Replay:
     def plan(self) -> ReplayPlan:
         facts, uid = self.lost.facts, str(self.lost.facts["sink"])
         if "position" not in facts:
-            raise self.refused("it is not what a micro-batch staged", "see to the sink's system")
+            raise self.make_error("it was not staged by a micro-batch", "see to the sink's system")
         if not facts["is_proven_aborted"]:
             why = "nothing proves that it was never visible, so it may be there already"
-            raise self.refused(why, _RESTORE)
+            raise self.make_error(why, _RESTORE)
         task_of = self.parts.job.committers[uid].task_of
         plan = plan_replay(self.decision, uid, int(str(facts["position"])), task_of)
         if isinstance(plan, CannotReplay):
-            raise self.refused(plan.why, _RESTORE)
+            raise self.make_error(plan.why, _RESTORE)
         return plan
 
     def check(self, patiently: Callable[[Callable[[], str]], str]) -> None:
-        """Refuse what cannot be run again, before anything is touched."""
-        before = self._before()
+        """Refuse an epoch that cannot run again, before anything is changed."""
+        before = self._find_previous()
         first = BatchId(0) if before is None else before.batch.next()
         if first != self.decision.batches[0].batch:
-            raise self.refused(f"micro-batch {first} is not among those of the checkpoint", _RESTORE)
+            raise self.make_error(f"micro-batch {first} is not among those of the checkpoint", _RESTORE)
         if before is not None:
             why = self._why_no_state(before)
             if why:
-                raise self.refused(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
+                raise self.make_error(f"the state of checkpoint {before.checkpoint} is gone: {why}", _RESTORE)
         for batch in self.decision.batches:
             self._offsets(batch.batch)
         position = self._began_at() if before is None else LoggedOffsets.parse(before.offsets_text)
         position = position.add_partitions(LoggedOffsets.parse(self.decision.offsets_text))
-        # The job must never go on silently without input that a decided checkpoint counts as read.
+        # The job must never continue silently without input that a decided checkpoint counts as read.
         why = patiently(partial(self.parts.why_lost, position))
         if why:
-            raise self.refused(why, "restore the input, or restore the job from before this checkpoint")
+            raise self.make_error(why, "restore the input, or restore the job from before this checkpoint")
 
     def _began_at(self) -> LoggedOffsets:
         parts = self.parts
@@ -147,14 +147,14 @@ class _Replay:
     def _why_no_state(self, before: Decision) -> str:
         pins = self.parts.job.pins
         if before.checkpoint not in pins.list_pinned():
-            # It could not be pinned behind its receipt; Spark goes on from it, so it may still be there.
+            # It could not be pinned after its receipt; Spark continues from it, so it may still exist.
             try:
                 pins.pin(before)
             except CorruptObjectError as gone:
                 return str(gone)
         return pins.why_not_restorable(before.checkpoint)
 
-    def refused(self, why: str, what_to_do: str) -> NotReplayableError:
+    def make_error(self, why: str, what_to_do: str) -> NotReplayableError:
         lost = self.lost
         return NotReplayableError(
             f"{lost.what}, and cannot be replayed",
@@ -164,12 +164,12 @@ class _Replay:
         )
 
     def origin_of(self, decision: Decision) -> str:
-        before, end = self._before(), LoggedOffsets.parse(decision.offsets_text)
+        before, end = self._find_previous(), LoggedOffsets.parse(decision.offsets_text)
         begin = None if before is None else LoggedOffsets.parse(before.offsets_text)
         return f" (its input: {end.describe_ranges(begin)})"
 
-    def _before(self) -> Decision | None:
-        """Return the checkpoint that the epoch begins behind; None if the log begins with it."""
+    def _find_previous(self) -> Decision | None:
+        """Return the checkpoint before the epoch; None if the log begins with the epoch."""
         began_in = self.parts.job.job_dir.history().log_began_in
         found = [
             d
@@ -182,12 +182,12 @@ class _Replay:
         is_last = batch == self.decision.batch
         text = self.decision.offsets_text if is_last else self.parts.job.log.read(OFFSETS, batch)
         if text is None:
-            raise self.refused(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
+            raise self.make_error(f"Spark's log has no entry {OFFSETS}/{batch} any more", _RESTORE)
         return text
 
     def run(self, plan: ReplayPlan) -> dict[BatchId, StagedBatch]:
         parts, job, checkpoint = self.parts, self.parts.job, self.decision.checkpoint
-        log, before = job.log.begin_replay(checkpoint), self._before()
+        log, before = job.log.begin_replay(checkpoint), self._find_previous()
         if before is not None:
             parts.engine.pins(log).restore(before.checkpoint)
         query, lineage = parts.engine.plan(parts.control()), job.job_dir.lineage()
@@ -228,18 +228,18 @@ class _Replay:
         restaged = RestagedEpoch(checkpoint, self.number, epoch, now_ms, plan.sink, why, batches)
         job.ownership.check()
         job.observer.on_step_start(Step.RESTAGED, str(checkpoint))
-        # With this create the checkpoint names what was staged again; before it, it names what is aborted.
+        # From this create on the checkpoint names the newly staged data; before, it names the aborted data.
         created = job.job_dir.create_restaged(restaged)
         job.observer.on_step_end(Step.RESTAGED, str(checkpoint))
         job.log.end_replay()
         if created is CreateResult.EXISTS:
-            # Ours is swept, since nothing names it; the confirmation goes by what is there.
-            LOG.warning("checkpoint %s was replayed by somebody else at the same time", checkpoint)
+            # Our staged data is unnamed and is swept; the confirmation uses the stored replay.
+            LOG.warning("checkpoint %s was replayed by another process at the same time", checkpoint)
 
 
 @dataclass
 class _ReplayWriter:
-    """The function given to foreachBatch during a replay."""
+    """The foreachBatch function of a replay."""
 
     part: BatchReplay
     sink: str

@@ -1,4 +1,4 @@
-"""The owner's reports in the job directory: what a job does now, and why it was started again."""
+"""The owner's reports in the job directory: the status of the job, and the reasons for its restarts."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ from flinkish_spark.protocol.job_report import JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import Change, JobStatusChange
 
 LOG = logging.getLogger(__name__)
-#: Least time between two reports of waits: in a bucket each costs a request.
+#: Minimum time between two reports of waits: in a bucket each costs a request.
 _LEAST_PAUSE_MS = 2_000
 
 
 class JobReporter(QuietListener):
-    """A listener that keeps a report of this owner alone; what the store refuses is only logged."""
+    """A listener that stores a report of this owner; errors of the store are only logged."""
 
     def __init__(
         self, job_dir: JobDir, clock: Clock, vertices: Iterable[JobVertex], settings: Mapping[str, Any]
     ) -> None:
         self._job_dir, self._clock = job_dir, clock
         self._vertices, self._settings = tuple(vertices), settings
-        #: None before the takeover: until then the directory is somebody else's.
+        #: None before the takeover: until then another owner has the directory.
         self._report: JobReport | None = None
-        #: Two threads tell of changes and of waits.
+        #: One thread notifies of changes, another one of waits.
         self._lock = threading.Lock()
         self._told_waits: list[tuple[str, str, str]] = []
         self._told_at_ms = -_LEAST_PAUSE_MS
 
     def on_taken_over(self, epoch: OwnerEpoch) -> None:
-        """Begin a report, and delete those of earlier owners that it carries on."""
+        """Begin a report that continues those of earlier owners, and delete theirs."""
         try:
             earlier = self._job_dir.newest_report()
         except FlinkishError as error:
-            LOG.warning("the reports begin anew: %s", error)
+            LOG.warning("the reports start over: %s", error)
             earlier = None
         now_ms = self._clock.wall_ms()
         self._report = JobReport.begin(epoch, now_ms, self._vertices, self._settings, earlier)
@@ -52,7 +52,7 @@ class JobReporter(QuietListener):
         self._job_dir.forget_reports_before(epoch)
 
     def on_change(self, change: Change) -> None:
-        """Note a change, and store the report unless further changes follow at once."""
+        """Record a change, and store the report unless further changes follow at once."""
         with self._lock:
             if self._report is None:
                 return
@@ -61,7 +61,7 @@ class JobReporter(QuietListener):
                 self._store(self._report)
 
     def on_waits(self, waits: tuple[Wait, ...]) -> None:
-        """Note what the job waits for; store it if that is another thing than before, but not too often."""
+        """Record the job's waits; store the report if they changed, but not too often."""
         told, now_ms = [(one.who, one.what, one.error) for one in waits], self._clock.monotonic_ms()
         if told == self._told_waits or now_ms - self._told_at_ms < _LEAST_PAUSE_MS:
             return
@@ -80,20 +80,20 @@ class JobReporter(QuietListener):
         try:
             self._job_dir.put_report(report)
         except FlinkishError as error:
-            LOG.warning("the report of what the job does is not stored: %s", error)
+            LOG.warning("the job's report is not stored: %s", error)
 
 
-def reported_settings(
+def collect_reported_settings(
     checkpoint: CheckpointConfig, restart: object, trigger_ms: int, shuffle_partitions: int
 ) -> dict[str, Any]:
-    """Return what other processes may know of a job's settings: names and numbers, nothing of the user's."""
+    """Return the settings that other processes may see: names and numbers, no data of the user."""
     tolerable = checkpoint.tolerable_failures
     return {
         "interval_ms": checkpoint.interval_ms,
         "timeout_ms": checkpoint.timeout_ms,
         "min_pause_ms": checkpoint.min_pause_ms,
         "max_concurrent": checkpoint.max_concurrent,
-        # None for no limit.
+        # None means no limit.
         "tolerable_failures": tolerable if isinstance(tolerable, int) else None,
         "retained": checkpoint.retained,
         "mode": checkpoint.mode.value,

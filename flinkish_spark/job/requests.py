@@ -1,8 +1,8 @@
-"""Other processes reach a running job by requests in its directory, and get answers there.
+"""Requests of other processes to a running job, as files in the job directory, with the answers.
 
-    requests/<name>.json          what is asked, and of which owner; created by the asker
-    requests/<name>.claim.json    who settles it: the owner, or the asker who takes it back
-    requests/<name>.answer.json   what became of it; created by an owner
+    requests/<name>.json          the request, with the owner epoch it is for; created by the asker
+    requests/<name>.claim.json    who settles it: the owner, or the asker that withdraws it
+    requests/<name>.answer.json   the outcome; created by an owner
 
 Rules:
 
@@ -60,7 +60,7 @@ _FILE = re.compile(r"([0-9a-f]{32})(\.claim|\.answer|)\.json")
 
 
 class Part(enum.Enum):
-    """The objects of one request, by how their names end, in the order in which they are deleted."""
+    """The objects of one request by their file suffixes, in the order in which they are deleted."""
 
     REQUEST = ".json"
     CLAIM = ".claim.json"
@@ -68,7 +68,7 @@ class Part(enum.Enum):
 
 
 def parse_file(file: str) -> tuple[str, Part] | None:
-    """Return the request's name and the part that a file name stands for; None for other files."""
+    """Split a file name into the request's name and its part; None for other files."""
     match = _FILE.fullmatch(file)
     return None if match is None else (match[1], Part(f"{match[2]}.json"))
 
@@ -76,26 +76,26 @@ def parse_file(file: str) -> tuple[str, Part] | None:
 class RequestKind(enum.Enum):
     CHECKPOINT = "CHECKPOINT"
     SAVEPOINT = "SAVEPOINT"
-    #: A savepoint at `target`, and no micro-batch behind it.
+    #: A savepoint at `target`, and no micro-batch after it.
     STOP_WITH_SAVEPOINT = "STOP_WITH_SAVEPOINT"
-    #: End at once. Answered when the job has begun to.
+    #: End at once; answered when the job begins to end.
     CANCEL = "CANCEL"
-    #: Obey the order to go back whose id is `target`. Answered when the job has begun to: that the
-    #: order is closed is seen in the job directory.
+    #: Carry out the rewind order with the id `target`. Answered when the job begins with it; the job
+    #: directory shows when the order is closed.
     REWIND = "REWIND"
 
 
 class StopMode(Choice):
-    """How a job stops with a savepoint; named as in Flink."""
+    """The mode of a stop with savepoint; named as in Flink."""
 
-    #: It may be started again from the savepoint and goes on as if nothing had been.
+    #: The job may be started again from the savepoint and continues as if it had not stopped.
     SUSPEND = "SUSPEND"
-    #: It ends for good: before the savepoint, event time comes to its end.
+    #: The job ends for good: before the savepoint the watermark rises to its maximum.
     DRAIN = "DRAIN"
 
     @property
     def purpose(self) -> CheckpointPurpose:
-        """Why the checkpoint of such a stop is taken."""
+        """Purpose of the checkpoint of such a stop."""
         is_drained = self is StopMode.DRAIN
         return CheckpointPurpose.DRAINED_SAVEPOINT if is_drained else CheckpointPurpose.FINAL_SAVEPOINT
 
@@ -110,16 +110,16 @@ _PURPOSES = {
 
 @dataclass(frozen=True, slots=True)
 class OutsideRequest:
-    #: 32 hex digits by which it is answered.
+    #: 32 hexadecimal digits; the answer has the same name.
     name: str
     kind: RequestKind
-    #: The newest owner when it was asked.
+    #: Epoch of the newest owner when the request was written.
     owner_epoch: OwnerEpoch
     #: Wall-clock time of the asker.
     asked_at_ms: int
-    #: See :class:`RequestKind`; empty where nothing is said there.
+    #: See :class:`RequestKind`; empty for kinds without a target.
     target: str = ""
-    #: Of a stop with savepoint; SUSPEND and without meaning for the others.
+    #: Only for a stop with savepoint; SUSPEND for all others.
     stop_mode: StopMode = StopMode.SUSPEND
 
     def __post_init__(self) -> None:
@@ -164,23 +164,23 @@ class OutsideRequest:
 
 
 class ReplyKind(enum.Enum):
-    """The end of a request, for who asked: as in `answers.AnswerKind`, or that nobody knows it."""
+    """The outcome of a request for its asker: one of `answers.AnswerKind`, or unknown."""
 
-    #: It is done; of CANCEL and REWIND: it has begun.
+    #: The request was carried out; CANCEL and REWIND have begun.
     COMPLETED = "COMPLETED"
     #: Nothing was done.
     REFUSED = "REFUSED"
-    #: There was a checkpoint, and it was aborted.
+    #: The checkpoint was aborted.
     ABORTED = "ABORTED"
-    #: The checkpoint is confirmed, its savepoint could not be written.
+    #: The checkpoint is confirmed, but its savepoint could not be written.
     SAVEPOINT_FAILED = "SAVEPOINT_FAILED"
-    #: It was being decided when the job ended; the next start finishes it if it is.
+    #: The job ended while the checkpoint was being decided; the next start finishes it if it was.
     LEFT_TO_NEXT_START = "LEFT_TO_NEXT_START"
     #: The process that took the request ended before it answered.
     UNKNOWN = "UNKNOWN"
-    #: Nobody took the request, and it was taken back: nothing was done and nothing will be. Never stored.
+    #: No owner took the request, and it was withdrawn: it is never carried out. Never stored.
     NOT_TAKEN = "NOT_TAKEN"
-    #: The job took the request and has not answered in time: it may still be carried out. Never stored.
+    #: The job took the request but did not answer in time: it may still carry it out. Never stored.
     NOT_ANSWERED = "NOT_ANSWERED"
 
 
@@ -189,11 +189,11 @@ class Reply(StoredObject):
     """The answer to a request, as it is stored; see :class:`.CheckpointAnswer`."""
 
     kind: ReplyKind = field(metadata=store_as("outcome"))
-    #: The checkpoint that was taken for it; None if there was none, or nobody said.
+    #: The checkpoint of the request; None if there was none, or it is not known.
     checkpoint: CheckpointId | None = None
-    #: Why it was not completed, where the job gave a reason.
+    #: Reason of the failure, if the job gave one.
     reason: CheckpointFailureReason | None = None
-    #: The reason in words; for a savepoint that is complete, where it is.
+    #: The reason in words; for a completed savepoint its path.
     text: str = ""
 
     @classmethod
@@ -202,15 +202,15 @@ class Reply(StoredObject):
 
 
 class Claimant(enum.Enum):
-    #: An owner carries it out or refuses it.
+    #: An owner carries the request out or refuses it.
     OWNER = "OWNER"
-    #: The asker has taken it back.
+    #: The asker has withdrawn it.
     ASKER = "ASKER"
 
 
 @dataclass(frozen=True, slots=True)
 class Claim(StoredObject):
-    """Created once per request, before it is carried out or taken back."""
+    """The claim to a request, created once before it is carried out or withdrawn."""
 
     by: Claimant
     owner_epoch: OwnerEpoch
@@ -230,18 +230,18 @@ class RequestFiles:
         )
 
     def claim(self, claim: Claim) -> Claim:
-        """Claim the request; return the claim that holds, which may be somebody else's."""
+        """Claim the request; return the valid claim, which may be another process's."""
         while True:
             created = self._store.create_if_absent(self._key(Part.CLAIM), seal("claim", claim.to_json()))
-            holds = claim if created is CreateResult.CREATED else self.claimed()
+            holds = claim if created is CreateResult.CREATED else self.read_claim()
             if holds is not None:
                 return holds
 
-    def claimed(self) -> Claim | None:
+    def read_claim(self) -> Claim | None:
         return self._objects.optional(self._key(Part.CLAIM), "claim", Claim.from_json)
 
     def give_answer(self, answer: Reply) -> None:
-        """Answer; the first answer stays."""
+        """Store the answer, unless there is one already."""
         self._store.create_if_absent(self._key(Part.ANSWER), seal("answer", answer.to_json()))
 
     def answer(self) -> Reply | None:
@@ -258,52 +258,52 @@ class RequestFiles:
         return f"{FOLDER}/{self._name}{part.value}"
 
 
-#: A request that is older than this was left by an asker that is gone; it is refused.
+#: A request older than this belongs to an asker that is gone; it is refused.
 OLDEST_MS = 600_000
-#: How long settled requests lie before the owner deletes them; an asker looks ten times a second.
+#: How long settled requests are kept before the owner deletes them; an asker looks ten times a second.
 KEPT_MS = 600_000
 
 
 class Inbox:
-    """The owner's side; one for the life of the process that runs the job."""
+    """The owner's side of requests; one for the life of the process that runs the job."""
 
     def __init__(self, job_dir: JobDir, clock: Clock) -> None:
         self._job_dir, self._clock = job_dir, clock
         self._mine: tuple[OwnerEpoch, ...] = ()
         self._lock = threading.Lock()
-        #: Handed out; not answered yet.
+        #: Names of requests that are being carried out.
         self._taken: set[str] = set()
-        #: Nothing more will happen to them; monotonic time since when.
+        #: Settled requests by name, with the monotonic time of that.
         self._settled: dict[str, int] = {}
         self._strange: frozenset[str] = frozenset()
 
     def took_over(self, epoch: OwnerEpoch) -> None:
-        """Take requests of this owner epoch too; called after each takeover."""
+        """Accept requests to this owner epoch, too; called after each takeover."""
         self._mine = (*self._mine, epoch)
 
     def take(self) -> tuple[OutsideRequest, ...]:
-        """Return the requests to carry out now, oldest first, each once; logs what the store refuses."""
-        # One thread calls it some times a second: it costs one listing of a folder that is empty as a rule.
+        """Return the requests to carry out now, oldest first, each once; log errors of the store."""
+        # Called a few times a second by one thread: it lists one folder, which is usually empty.
         if not self._mine:
             return ()
         taken: list[OutsideRequest] = []
         try:
-            found = self._found()
+            found = self._list_requests()
             for name, parts in found.items():
                 request = self._look_at(name, parts)
                 if request is not None:
                     taken.append(request)
             self._forget(found)
         except StoreError as error:
-            LOG.warning("requests from outside are looked at later: %s", error)
-        # Those that were claimed before the store failed must not get lost.
+            LOG.warning("requests of other processes are read later: %s", error)
+        # Requests claimed before the store failed must not get lost.
         return tuple(sorted(taken, key=lambda request: (request.asked_at_ms, request.name)))
 
     def answer(self, name: str, answer: CheckpointAnswer) -> None:
-        """Answer a request that :meth:`take` returned, before the process lets the job go."""
+        """Answer a request that :meth:`take` returned, before the process releases the job."""
         self._answer(name, Reply.of(answer))
 
-    def _found(self) -> dict[str, set[Part]]:
+    def _list_requests(self) -> dict[str, set[Part]]:
         found: dict[str, set[Part]] = {}
         strange = set()
         for key in self._job_dir.store.list(FOLDER):
@@ -319,12 +319,12 @@ class Inbox:
         return found
 
     def _look_at(self, name: str, parts: set[Part]) -> OutsideRequest | None:
-        """Return the request if it is to be carried out; settle it if not."""
+        """Return the request if it must be carried out; otherwise settle it."""
         with self._lock:
             if name in self._taken or name in self._settled:
                 return None
         if Part.REQUEST not in parts or Part.ANSWER in parts:
-            # Its asker has it, or has gone.
+            # It was withdrawn, or its asker is gone.
             self._settle(name)
             return None
         files = RequestFiles(self._job_dir, name)
@@ -335,12 +335,12 @@ class Inbox:
             self._answer(name, Reply(ReplyKind.REFUSED, text=" ".join(str(error).split())))
             return None
         if request is None or request.owner_epoch > self._mine[-1]:
-            # Taken back, or for the owner that has followed this one.
+            # It was withdrawn, or it is for a later owner.
             return None
-        return request if self._claims(files, request) else None
+        return request if self._claim(files, request) else None
 
-    def _claims(self, files: RequestFiles, request: OutsideRequest) -> bool:
-        """Claim a request; return whether it is to be carried out, and settle it if not."""
+    def _claim(self, files: RequestFiles, request: OutsideRequest) -> bool:
+        """Claim a request; return True if it must be carried out, otherwise settle it."""
         name = request.name
         try:
             claim = files.claim(Claim(Claimant.OWNER, self._mine[-1]))
@@ -352,7 +352,7 @@ class Inbox:
             self._settle(name)
             return False
         if claim.owner_epoch > self._mine[-1]:
-            # The owner that has followed this one settles it.
+            # The later owner settles it.
             return False
         if claim.owner_epoch not in self._mine:
             text = (
@@ -362,7 +362,7 @@ class Inbox:
             self._answer(name, Reply(ReplyKind.UNKNOWN, text=text))
             return False
         if files.request() is None:
-            # Taken back between the look and the claim, which the asker had deleted by then.
+            # The asker withdrew it between the two reads, and had deleted its own claim by then.
             files.delete_claim()
             return False
         refusal = self._refusal(request)
@@ -370,7 +370,7 @@ class Inbox:
             LOG.info("a request for %s is refused: %s", request.kind.value, refusal)
             self._answer(name, Reply(ReplyKind.REFUSED, text=refusal))
             return False
-        LOG.info("asked from outside: %s %s", request.kind.value, request.target)
+        LOG.info("request from another process: %s %s", request.kind.value, request.target)
         with self._lock:
             self._taken.add(name)
         return True
@@ -378,7 +378,7 @@ class Inbox:
     def _refusal(self, request: OutsideRequest) -> str:
         if request.owner_epoch not in self._mine:
             return (
-                f"it was asked of owner {request.owner_epoch}, and owner {self._mine[-1]} has the job now; "
+                f"it was sent to owner {request.owner_epoch}, and owner {self._mine[-1]} has the job now; "
                 "ask again"
             )
         age_ms = self._clock.wall_ms() - request.asked_at_ms
@@ -399,7 +399,7 @@ class Inbox:
             self._settled[name] = self._clock.monotonic_ms()
 
     def _forget(self, found: Mapping[str, set[Part]]) -> None:
-        """Forget what its asker has deleted, and delete what nobody came for."""
+        """Forget requests that their askers deleted, and delete abandoned ones."""
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             gone = self._settled.keys() - found.keys()
@@ -410,19 +410,19 @@ class Inbox:
             RequestFiles(self._job_dir, name).delete()
 
 
-#: How often the job directory is looked at; in a bucket each look is two requests.
+#: Interval of the looks at the job directory; in a bucket each look is two requests.
 LOOK_MS, LOOK_IN_BUCKET_MS = 250, 5_000
 
 
-class RewindOrdered(EnvironmentFault):
-    """Somebody ordered the job to go back; the next start of the query does. No failure."""
+class RestartForRewind(EnvironmentFault):
+    """The query must restart to carry out a rewind order. No failure."""
 
     usual_advice = "wait: the job goes back by itself"
     restartable = True
 
 
-class Outside:
-    """Looks for requests and orders in a thread of an ownership, also while no query runs."""
+class RequestWatcher:
+    """Looks for requests and rewind orders in a thread of one ownership, also while no query runs."""
 
     def __init__(
         self,
@@ -458,14 +458,14 @@ class Outside:
             self._clock.wait(stopping, self._look_ms)
 
     def look(self) -> None:
-        """Carry out what has come since the last look; seldom more than a listing. Never raises."""
+        """Carry out the new requests; usually only a listing. Never raises."""
         try:
             for request in self._inbox.take():
                 answer = partial(self._inbox.answer, request.name)
                 if request.purpose is not None:
                     self._ask(CheckpointTriggerRequest(request.purpose, answer, request.target))
                     continue
-                # Both are under way with this answer; that they are done is seen in the directory.
+                # The answer says that CANCEL or REWIND has begun; the job directory shows its end.
                 answer(CheckpointAnswer(AnswerKind.COMPLETED))
                 if request.kind is RequestKind.CANCEL:
                     self._cancel()
@@ -473,15 +473,15 @@ class Outside:
             self._trouble = ""
         except FlinkishError as error:
             if str(error) != self._trouble:
-                LOG.warning("orders and requests from outside are looked at later: %s", error)
+                LOG.warning("orders and requests of other processes are read later: %s", error)
             self._trouble = str(error)
 
     def raise_if_ordered(self) -> None:
-        """Raise if an order waits; called by whoever watches the query."""
+        """Raise RestartForRewind if an order waits; called by the thread that watches the query."""
         if not self._sees_order:
             return
         self._sees_order = False
-        # It may have been carried out since it was seen, by the recovery of a restart.
+        # The recovery of a restart may have carried it out meanwhile.
         order = self._job_dir.rewind_order()
         if order is not None:
-            raise RewindOrdered(f"the job goes back to checkpoint {order.target}: {order.reason}")
+            raise RestartForRewind(f"the job goes back to checkpoint {order.target}: {order.reason}")

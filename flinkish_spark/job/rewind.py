@@ -1,18 +1,18 @@
-"""Going back: ordering a rewind, writing its intent, carrying it out, telling what came of it.
+"""Rewinds: order one, write its intent, carry it out, report its outcome.
 
-    orders/rewind.json         the order that waits; at most one
-    rewinding/<lineage>.json   the rewind that was begun for it
-    rewinds/<lineage>.json     the rewind that was finished for it
-    orders/refused/<id>.json   the order, with the reason why it could not be carried out
+    orders/rewind.json         the waiting order; at most one
+    rewinding/<lineage>.json   the begun rewind
+    rewinds/<lineage>.json     the finished rewind
+    orders/refused/<id>.json   the refused order, with the reason
 
-An intent is durable before anything changes, and everything that it names may be repeated, so a rewind
-that was begun is finished by whoever starts the job next. What can be refused is refused before the
-intent is written (:func:`why_refused`).
+The intent is durable before anything changes, and every step that it names may be repeated, so the next start
+of the job finishes a begun rewind. All reasons to refuse an order are checked before the intent is written
+(:func:`why_refused`).
 
-A rewind to a checkpoint happens in a folder that no earlier query of this process has written to: Spark's
-maintenance goes on for a minute after a query was stopped, and it cleans by the highest version that *it*
-has seen. The supervisor therefore takes the job over once more, which renames the folder, before it lets
-the recovery carry out an order (`ownership.take_over`).
+A rewind to a checkpoint happens in a folder to which no earlier query of this process has written: Spark's
+maintenance runs for a minute after a query has stopped, and deletes files by the highest version that *it*
+has seen. The supervisor therefore takes the job over once more, which renames the folder, before the recovery
+carries out an order (`ownership.take_over`).
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class RewindRefused(UserError):
-    """The job cannot go back to that checkpoint; nothing was changed."""
+class RewindError(UserError):
+    """The job cannot be rewound to that checkpoint; nothing was changed."""
 
 
 class NotRestorableError(EnvironmentFault):
-    """A table could not be restored after all; the rewind stays open until it can."""
+    """A table could not be restored; the rewind stays open until it can be."""
 
 
 def order_rewind(
     job_dir: JobDir, pins: CheckpointPins, clock: Clock, target: CheckpointId, tables: Tables, reason: str
 ) -> RewindOrder:
-    """Order the job to go back to a retained checkpoint at its next start; any process may call it."""
+    """Order the job to rewind to a retained checkpoint at its next start; any process may call this."""
     why = why_refused(job_dir, pins, target)
     if why:
-        raise _refused(target, why)
+        raise _make_error(target, why)
     order = RewindOrder(uuid.uuid4().hex, target, tables, reason, clock.wall_ms())
     if job_dir.create_rewind_order(order) is CreateResult.EXISTS:
-        raise _refused(target, "another order to go back is waiting")
+        raise _make_error(target, "another order to go back is waiting")
     return order
 
 
 def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> str:
-    """Return why the job cannot go back to `target`, as far as its directory tells; empty if it can."""
+    """Return why the job cannot rewind to `target`, as far as its directory shows; empty if it can."""
     known = job_dir.list_checkpoint_ids()
     pinned = pins.list_pinned()
     found = {c: job_dir.decision(c) for c in known}
@@ -90,19 +90,19 @@ def why_refused(job_dir: JobDir, pins: CheckpointPins, target: CheckpointId) -> 
 
 @dataclass(frozen=True)
 class Rewinder:
-    """Writes intents and carries them out; Spark is not running."""
+    """Writes intents and carries them out; no query runs."""
 
-    #: Whose log is set back, and whose sinks take back what they have committed.
+    #: The job whose log and sinks are set back.
     job: JobContext
-    #: What the sources do about it.
+    #: The inputs whose offsets are set back.
     inputs: Inputs
-    #: Repeats a question to an outside system until it is answered.
+    #: Repeats a request to an external system until it is answered.
     patiently: Callable[[Callable[[], None]], None]
-    #: Called before an outside system is asked again; raises if the job is being torn down.
+    #: Called before an external system is asked again; raises if the job is being torn down.
     wait: Callable[[str, str], None]
 
     def why_refused(self, order: RewindOrder) -> str:
-        """Return why an order cannot be carried out; asks sources and tables, too."""
+        """Return why an order cannot be carried out; also checks sources and tables."""
         answers: list[str] = []
         why = why_refused(self.job.job_dir, self.job.pins, order.target)
         if not why:
@@ -120,9 +120,9 @@ class Rewinder:
         return next(filter(None, answers), "")
 
     def refuse(self, order: RewindOrder, reason: str) -> None:
-        """Close an order that cannot be carried out, and raise RewindRefused."""
+        """Close an order that cannot be carried out, and raise RewindError."""
         self.job.job_dir.refuse_rewind_order(order, reason)
-        raise _refused(order.target, reason)
+        raise _make_error(order.target, reason)
 
     def open(
         self,
@@ -132,7 +132,7 @@ class Rewinder:
         reason: str,
         order: RewindOrder | None = None,
     ) -> None:
-        """Make the intent durable. From here the rewind will be finished."""
+        """Write the intent; from then on the rewind will be finished."""
         intent = RewindIntent(
             first_removed,
             Lineage(self.job.job_dir.lineage().value + 1),
@@ -144,8 +144,8 @@ class Rewinder:
             "" if order is None else order.order_id,
         )
         LOG.warning("rewinding so that micro-batch %s is planned again: %s", first_removed, reason)
-        # This order matters: if a commits/ entry vanished before the intent is durable, Spark
-        # would run the newest micro-batch again and skip the input of those in between.
+        # This order matters: if a commits/ entry were deleted before the intent is durable, Spark would run
+        # the newest micro-batch again and skip the input of the deleted ones.
         self.job.observer.on_step_start(Step.REWIND_INTENT, str(first_removed))
         self.job.ownership.check()
         self.job.job_dir.create_rewind(intent)
@@ -161,8 +161,8 @@ class Rewinder:
         return removed
 
     def finish(self, intent: RewindIntent) -> None:
-        """Do everything that the intent names, then move it to the history."""
-        # Spark's side comes first: if it cannot be done, nothing outside has changed.
+        """Carry out the intent, then move it to the history."""
+        # Spark's side comes first: if it fails, no external system has changed.
         if intent.kind is RewindKind.RESEED:
             self._begin_anew(intent)
         else:
@@ -179,7 +179,7 @@ class Rewinder:
         self.job.ownership.check()
         self.job.log.retire(intent.lineage)
         for checkpoint in self.job.pins.list_pinned():
-            # A zombie that wakes up here must not unpin what a newer owner has pinned since.
+            # A zombie that wakes up here must not remove pins of a newer owner.
             self.job.ownership.check()
             self.job.pins.unpin(checkpoint)
 
@@ -220,8 +220,8 @@ class Rewinder:
         return LoggedOffsets.parse(decision.offsets_text)
 
 
-def _refused(target: CheckpointId, why: str) -> RewindRefused:
-    return RewindRefused(
+def _make_error(target: CheckpointId, why: str) -> RewindError:
+    return RewindError(
         f"the job cannot go back to checkpoint {target}",
         why=why,
         what_to_do="choose one from `flinkish checkpoints list`; nothing was changed",
@@ -233,16 +233,16 @@ _POLL_MS = 100
 
 
 class RewindState(enum.Enum):
-    """How far an order has come; named by what a program may do about it."""
+    """The state of a rewind order."""
 
-    #: Nothing has changed yet; the next start of the query carries it out.
+    #: Nothing has changed yet; the next start of the query carries the order out.
     WAITING = "WAITING"
-    #: Its intent is durable: it will be finished, by this start or by a later one.
+    #: Its intent is durable: this start or a later one finishes it.
     BEGUN = "BEGUN"
     DONE = "DONE"
-    #: The job found that it cannot go back there; nothing was changed.
+    #: The job cannot rewind to that checkpoint; nothing was changed.
     REFUSED = "REFUSED"
-    #: The order is in none of its places: somebody deleted it by hand. Flinkish never does.
+    #: The order is in none of its places: somebody deleted it by hand.
     GONE = "GONE"
 
     @property
@@ -252,22 +252,22 @@ class RewindState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RewindStatus:
-    """The answer to an order to go back."""
+    """The status of a rewind order."""
 
     state: RewindState
-    #: The same in words, without a full stop.
+    #: The state in words, without a full stop.
     text: str
-    #: The lineage that the rewind began; None unless DONE.
+    #: The lineage that the rewind started; None unless DONE.
     lineage: Lineage | None = None
-    #: The first micro-batch that was left behind, of any older lineage; None unless DONE. A record whose
-    #: header `flinkish-batch` says an older lineage and this micro-batch or a later one is superseded.
+    #: The first micro-batch that the rewind undid, of any older lineage; None unless DONE. A record is
+    #: superseded if its header `flinkish-batch` has an older lineage and this micro-batch or a later one.
     first_removed: BatchId | None = None
 
 
-def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
+def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
     target = order.target
-    # This order matters: an order is closed by a new object first, and only then taken away. Who
-    # looked for it last would find an order that was closed meanwhile in none of its places.
+    # This order matters: an order is closed by creating a new object, and deleted only then. If it were read
+    # last, an order closed meanwhile would be found in none of its places.
     waiting = job_dir.rewind_order()
     begun = job_dir.open_rewind()
     if begun is not None and begun.order_id == order.order_id:
@@ -276,7 +276,7 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
         text = f"the next start of the query goes back to checkpoint {target}"
         return RewindStatus(RewindState.WAITING, text)
     objects = SealedObjects(job_dir.store, "the job directory")
-    done = _finished_for(order, objects)
+    done = _find_finished(order, objects)
     if done is not None:
         text = f"the job has gone back to checkpoint {target}: lineage {done.lineage}"
         return RewindStatus(RewindState.DONE, text, done.lineage, done.first_removed)
@@ -291,7 +291,7 @@ def what_became_of(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
     )
 
 
-def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
+def _find_finished(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
     for number in sorted(objects.numbers("rewinds"), reverse=True):
         done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
         if done is not None and done.order_id == order.order_id:
@@ -300,17 +300,17 @@ def _finished_for(order: RewindOrder, objects: SealedObjects) -> RewindIntent | 
 
 
 class PendingRewind:
-    """An order that was given; what becomes of it is seen in the job directory."""
+    """A rewind order with its status, read from the job directory."""
 
     def __init__(self, job_dir: JobDir, order: RewindOrder, clock: Clock) -> None:
         self._job_dir, self.order, self._clock = job_dir, order, clock
 
     @property
     def status(self) -> RewindStatus:
-        return what_became_of(self._job_dir, self.order)
+        return find_rewind_status(self._job_dir, self.order)
 
     def wait(self, timeout_ms: Duration) -> RewindStatus:
-        """Return what became of it, or how far it has come within `timeout_ms`; it is not taken back."""
+        """Wait until the order is closed, at most `timeout_ms`; return its status. The order stays."""
         deadline_ms = self._clock.monotonic_ms() + to_ms("timeout_ms", timeout_ms)
         while True:
             status = self.status

@@ -1,4 +1,4 @@
-"""The facts of one job at one moment: read once per request, and only as far as the request needs them."""
+"""A snapshot of one job: each fact is read at most once per request, and only if it is needed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from flinkish_spark.checkpoint.ownership import OwnerLife, life_of_owner
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.job.stored_job import CheckpointView, StoredJob, checkpoint_views, known_ids
+from flinkish_spark.job.stored_job import CheckpointView, StoredJob, checkpoint_views, list_checkpoint_ids
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -21,38 +21,39 @@ from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole, offsets_in, source_of
 from flinkish_spark.protocol.statistics import StatisticsHistory
 
-#: An owner on another machine that has written nothing for so long is told of as gone.
+#: An owner on another machine that has written nothing for this long is reported as gone.
 _SILENT_MS = 600_000
-#: How far back the newest commits are looked for among checkpoints that were aborted.
+#: Number of newest checkpoints among which the newest commits are searched.
 _MOST_LOOKED_AT = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Figures of a job between its two newest complete checkpoints."""
+    """Rates of a job between its two newest complete checkpoints."""
 
-    # Spark runs all vertices of a micro-batch as one query, so a vertex before the sinks has its shares.
+    # Spark runs all vertices of a micro-batch as one query, so the vertices before the sinks share its
+    # figures.
 
-    #: From one decision to the next.
+    #: Time from one decision to the next.
     span_ms: int
-    #: Wall clock time of the newer one.
+    #: Wall-clock time of the newer decision.
     ended_at_ms: int
-    #: Share of the time in which micro-batches were worked on, and in which they were held back since too
-    #: much was undecided; None where nobody has measured it.
+    #: Shares of the time in which micro-batches ran, and in which they waited since too many were undecided;
+    #: None if not measured.
     busy: float | None
     back_pressured: float | None
-    #: Records; of a source as far as offsets of topics say it.
+    #: Numbers of records; for sources only those that can be computed from topic offsets.
     rows_by_sink: Mapping[str, int]
     read_by_source: Mapping[str, int]
-    #: By sink, the share of the time in which it staged.
+    #: Share of the time by sink in which it staged.
     sink_busy: Mapping[str, float]
 
-    def per_second(self, count: int) -> float:
+    def to_rate(self, count: int) -> float:
         return round(count * 1_000 / self.span_ms, 1)
 
 
 class JobSnapshot:
-    """Reads a job for one request; raises what the job directory raises."""
+    """Facts of a job for one request; errors of the job directory are raised."""
 
     def __init__(self, job_id: str, job: StoredJob) -> None:
         self.id, self.job = job_id, job
@@ -78,7 +79,7 @@ class JobSnapshot:
 
     @cached_property
     def heard_at_ms(self) -> int:
-        """Wall clock time of the newest thing that an owner has written, as far as it says when."""
+        """Wall-clock time of the newest object that an owner has written, among those with a time."""
         entries = self.history.entries[-1:]
         found = [self.began_at_ms, *(one.decided_at_ms for one in self.newest_commits[:1])]
         found += [one.trigger_at_ms + (one.durations.end_to_end_ms or 0) for one in entries]
@@ -86,14 +87,14 @@ class JobSnapshot:
 
     @property
     def is_silent(self) -> bool:
-        """Return, for people, whether an owner has written nothing for long; its clock may be another one."""
+        """Return True if the owner has not written for long, by this machine's clock; for display only."""
         settings = {} if self.report is None else self.report.settings
         usual_ms = int(settings.get("timeout_ms", 0)) + 3 * int(settings.get("interval_ms", 0))
         return self.now_ms - self.heard_at_ms > max(_SILENT_MS, usual_ms)
 
     @property
     def is_over(self) -> bool:
-        """Return whether the job certainly does not run."""
+        """Return True if the job certainly does not run."""
         return self.life is OwnerLife.ENDED or self._says_its_end
 
     @property
@@ -102,7 +103,7 @@ class JobSnapshot:
 
     @cached_property
     def report(self) -> JobReport | None:
-        """The newest owner's report; None where there is none, or it is damaged."""
+        """The newest owner's report; None if it is missing or damaged."""
         try:
             return self.job.job_dir.newest_report()
         except CorruptObjectError:
@@ -110,13 +111,13 @@ class JobSnapshot:
 
     @property
     def _says_its_end(self) -> bool:
-        """Return whether the newest owner has reported that the job is over."""
+        """Return True if the newest owner has reported the end of the job."""
         report = self.report
         return report is not None and report.owner_epoch == self.owner_epoch and report.status.is_terminal
 
     @cached_property
     def status(self) -> JobStatus:
-        """The job's status; SUSPENDED if its process has ended before it did, for its next start goes on."""
+        """The job's status; SUSPENDED if its process ended first: the next start continues it."""
         report = self.report
         if self.owner_epoch.value == 0:
             return JobStatus.CREATED
@@ -125,7 +126,7 @@ class JobSnapshot:
         if self.seems_gone:
             return JobStatus.SUSPENDED
         if report is None:
-            # It runs, and its report is damaged or could not be stored.
+            # The job runs, but its report is damaged or could not be stored.
             return JobStatus.RUNNING
         return report.status if report.owner_epoch == self.owner_epoch else JobStatus.CREATED
 
@@ -140,12 +141,12 @@ class JobSnapshot:
 
     @cached_property
     def began_at_ms(self) -> int:
-        """Wall clock time at which the newest owner took the job; 0 for a job that has never run."""
+        """Wall-clock time at which the newest owner took the job over; 0 for a job that has never run."""
         return int(self.owner.get("taken_at_ms", 0))
 
     @cached_property
     def ended_at_ms(self) -> int | None:
-        """Wall clock time at which it ended, or was heard of last; None for one that has not ended."""
+        """Wall-clock time of the job's end, or of its last sign of life; None if it has not ended."""
         if not self.status.is_terminal:
             return None
         report = self.report
@@ -167,7 +168,7 @@ class JobSnapshot:
 
     @cached_property
     def history(self) -> StatisticsHistory:
-        """The costs of checkpoints; empty where nothing is known, or what was known is damaged."""
+        """Statistics of checkpoints; empty if they are missing or damaged."""
         try:
             return self.job.job_dir.statistics() or StatisticsHistory()
         except CorruptObjectError:
@@ -175,7 +176,7 @@ class JobSnapshot:
 
     @cached_property
     def checkpoint_ids(self) -> tuple[CheckpointId, ...]:
-        return known_ids(self.job, self.history)
+        return list_checkpoint_ids(self.job, self.history)
 
     def newest_checkpoints(self, at_most: int, before: int | None = None) -> tuple[CheckpointView, ...]:
         ids = self.checkpoint_ids if before is None else [c for c in self.checkpoint_ids if c.value < before]
@@ -199,14 +200,14 @@ class JobSnapshot:
 
     @cached_property
     def pending_committables(self) -> dict[str, int]:
-        """Count, by sink, what is decided and not confirmed."""
+        """Count decided, unconfirmed committables by sink."""
         newest = self.newest_commits[:1]
         waiting = [one for one in newest if self.job.job_dir.receipt(one.checkpoint) is None]
         return {uid: len(found) for one in waiting for uid, found in one.group_by_sink().items()}
 
     @cached_property
     def flow(self) -> Flow | None:
-        """The newest figures; None before the second checkpoint."""
+        """The newest rates; None before the second checkpoint."""
         if len(self.newest_commits) < 2:
             return None
         newest, before = self.newest_commits
@@ -242,14 +243,14 @@ class JobSnapshot:
         for scan, begin, end in zip(scans, *logged, strict=True):
             if scan.role is ScanRole.RECORDS and isinstance(end, dict):
                 count = _records_between(begin, end)
-                # A source that is scanned several times has read each record once.
+                # A source that is scanned several times counts each record once.
                 if count is not None:
                     found[source_of(scan.uid)] = max(count, found.get(source_of(scan.uid), 0))
         return found
 
     @cached_property
     def watermarks_ms(self) -> dict[str, int | None]:
-        """Watermarks at the newest complete checkpoint, by operator; None for one that has none yet."""
+        """Watermarks at the newest complete checkpoint by operator; None for an operator without one yet."""
         times = self.newest_commits[0].times if self.newest_commits else None
         if times is None:
             return {}
@@ -276,7 +277,7 @@ class JobSnapshot:
         return [one.uid for one in vertex.operators if one.kind is OperatorKind.SOURCE]
 
     def shares_of(self, vertex: JobVertex) -> tuple[float | None, float | None]:
-        """Return for which shares of the time a vertex was busy, and was held back."""
+        """Return the shares of the time in which a vertex was busy, and was held back."""
         flow = self.flow
         if flow is None or self.status is not JobStatus.RUNNING:
             return None, None
@@ -291,7 +292,7 @@ def _share(part_ms: int, span_ms: int) -> float:
 
 
 def _records_between(begin: Any, end: Mapping[str, Any]) -> int | None:
-    """Return how many offsets of topics lie between two positions; None where they are none of topics."""
+    """Return the number of topic offsets between two positions; None if a position has no topics."""
     first, total, is_known = begin if isinstance(begin, dict) else {}, 0, False
     for topic, partitions in offsets_in(end).items():
         if not isinstance(partitions, dict):

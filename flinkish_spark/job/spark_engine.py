@@ -1,4 +1,4 @@
-"""The engine that is Spark: checks, plans, starts and stops the one query of a job, stages in its sinks."""
+"""The Spark engine: checks, plans, starts and stops the one query of a job, and stages in its sinks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
     active_session,
-    asking_kafka_first,
+    ask_kafka_first,
     is_cold,
     preload_workers,
     runs_tasks_itself,
@@ -67,7 +67,7 @@ from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import DroppedRecords, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
-from flinkish_spark.job.recovery import Reseeding, RestoredFrom
+from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
 from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.operators.recorded_answers import AnswerRetention
 from flinkish_spark.planning.async_calls import AsyncPlace
@@ -104,12 +104,12 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-#: A micro-batch that is being staged.
+#: The micro-batch that is being staged.
 Rows = UnionRows | WorkersRows
 
 
-class SettingsChanged(EnvironmentFault):
-    """Somebody changed a setting of the session while the query started; the next start has its own."""
+class SettingsConflict(EnvironmentFault):
+    """Another thread changed a setting of the session during the query's start; the next start resets it."""
 
     restartable = True
 
@@ -127,15 +127,15 @@ def start_query(
 ) -> StreamingQuery:
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         frame = job.frame if job.deferred is None else job.deferred.frame
-        stream = frame.writeStream.outputMode("append").foreachBatch(asking_kafka_first(spark, writer))
+        stream = frame.writeStream.outputMode("append").foreachBatch(ask_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
         query = stream.trigger(**trigger).start()
-        changed = SETTINGS.changed(spark, wanted)
+        changed = SETTINGS.find_changed(spark, wanted)
     if changed:
         query.stop()
-        raise SettingsChanged(
+        raise SettingsConflict(
             f"the setting {changed[0]} of the session was changed while the query started",
             why="Spark copies the settings of a session into a query when it starts",
             what_to_do="nothing; the query starts again with the settings that it needs",
@@ -145,32 +145,32 @@ def start_query(
 
 
 class StagingMismatchError(EnvironmentFault):
-    """Two sinks saw different rows of one micro-batch; it is run again."""
+    """Two sinks received different rows of one micro-batch; it runs again."""
 
     restartable = True
     ends_when_repeated = True
 
 
-def in_turn(works: Sequence[Callable[[], Any]]) -> list[Any]:
+def run_in_order(works: Sequence[Callable[[], Any]]) -> list[Any]:
     return [work() for work in works]
 
 
 @dataclass(frozen=True)
 class StagedParts:
-    """A micro-batch's checkpoint, for all of its sinks, and a block of ids for each."""
+    """The checkpoint of a micro-batch, the same for all of its sinks, and a block of ids for each sink."""
 
     batch: BatchId
     checkpoint: CheckpointId
     leased: Mapping[str, int]
-    #: Numbers of records that sinks have counted, by the rows that they read.
+    #: Record counts that sinks have reported, by the rows that they read.
     counted: dict[object, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SinkPass:
-    """Sinks that go over a micro-batch together."""
+    """Sinks that read the rows of a micro-batch together."""
 
-    #: In one go if they are joined, else of the same rows and one behind the other.
+    #: Joined sinks read them in one pass; others read the same rows one after another.
     sinks: tuple[PlannedSink, ...]
     writers: Mapping[str, SinkWriter]
     joined: JoinedRows | JoinedByWorkers | None = None
@@ -182,8 +182,10 @@ class SinkPass:
         return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
 
 
-def _joined(rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]) -> list[SinkPass]:
-    """Return the sinks whose writers stage in one go: two or more of a class."""
+def _plan_joint_passes(
+    rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]
+) -> list[SinkPass]:
+    """Group the sinks whose writers stage in one pass: two or more with writers of one class."""
     spark = rows.frame.sparkSession
     by_class: dict[type, list[tuple[PlannedSink, Mapping[str, Column]]]] = {}
     for sink in sinks:
@@ -213,7 +215,7 @@ class SinkStaging:
         tallies: NoTallies = NO_TALLIES,
         bases: StoreSpec | None = None,
         cached_files: Mapping[str, str] = MappingProxyType({}),
-        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = in_turn,
+        run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = run_in_order,
         sources: Sequence[SourceNode] = (),
         measures: Callable[[UserMetrics], None] = lambda measured: None,
         deferred: DeferredPass | None = None,
@@ -234,7 +236,7 @@ class SinkStaging:
     def stage_only(
         self, frame: DataFrame, batch: BatchId, attempt: int, sinks: frozenset[str]
     ) -> StagedBatch:
-        # This order matters: whatever evaluates the rows below is to tell its tasks of this micro-batch.
+        # This order matters: every evaluation of the rows below passes this micro-batch to its tasks.
         here = micro_batch_in(self._context.log, batch)
         here = replace(here, lineage=self._context.lineage.value, bases=self._bases)
         told = json.dumps(here.to_json())
@@ -248,8 +250,8 @@ class SinkStaging:
             rows.run()
         passes = self._passes_of(rows, sinks)
         if sum(one.readings for one in passes) > 1:
-            # Otherwise each would run the operators again, and a task that is retried in between could
-            # stage other rows for one sink, or another barrier for the same one.
+            # Otherwise each sink would run the operators again, and a retried task could stage other rows for
+            # one sink, or another barrier for the same one.
             kept = rows.keep()
             try:
                 return self._stage_sinks(kept, batch, attempt, passes)
@@ -261,8 +263,8 @@ class SinkStaging:
         found = self._passes.get(sinks)
         if found is None:
             own = [sink for sink in self._sinks if sink.uid in sinks]
-            joined = _joined(rows, own, self._writers)
-            # Sinks of the same rows one behind the other: the first counts them.
+            joined = _plan_joint_passes(rows, own, self._writers)
+            # Of sinks that read the same rows one after another, the first counts them.
             together: dict[object, list[PlannedSink]] = {}
             for sink in own:
                 if all(sink not in one.sinks for one in joined):
@@ -282,7 +284,8 @@ class SinkStaging:
         leased = {sink.uid: context.blocks.lease() for sink in own}
         parts = StagedParts(batch, checkpoint, leased)
         works = [partial(self._stage_pass, rows, one, parts) for one in passes]
-        # This order matters: the first evaluates the rows. Others beside it could run an operator twice.
+        # This order matters: the first sink evaluates the rows. Sinks in parallel could run an operator
+        # twice.
         staged = [one for work in (works[:1], works[1:]) for found in self._run_all(work) for one in found]
         found = {ack.sink: (ack, payloads) for ack, payloads in staged}
         ordered = [found[sink.uid] for sink in own]
@@ -296,7 +299,7 @@ class SinkStaging:
             tuple(Committable(ack.sink, payload) for ack, payloads in ordered for payload in payloads),
             tuple(leased.values()),
             began_at_ms,
-            accumulators=self._tallies.taken(),
+            accumulators=self._tallies.collect(),
             bases=self._tallies.bases(),
         )
 
@@ -305,11 +308,11 @@ class SinkStaging:
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         if over.joined is not None:
             made: Any = over.joined
-            return self._staged(rows.select_joined(made), over.sinks, parts, over.joined.columns)
+            return self._stage(rows.select_joined(made), over.sinks, parts, over.joined.columns)
         own = ((sink, rows.select_sink(sink)) for sink in over.sinks)
-        return [one for sink, made in own for one in self._staged(made, (sink,), parts)]
+        return [one for sink, made in own for one in self._stage(made, (sink,), parts)]
 
-    def _staged(
+    def _stage(
         self,
         rows: DataFrame,
         sinks: Sequence[PlannedSink],
@@ -342,7 +345,7 @@ class SinkStaging:
     def _request(
         self, rows: DataFrame, sink: PlannedSink, parts: StagedParts, columns: Mapping[str, str]
     ) -> StageRequest:
-        # A sink of the same rows has counted them; the digests must agree in the end.
+        # Another sink of the same rows has counted them; the digests must agree in the end.
         known = None if sink.rows is None else parts.counted.get(sink.rows)
         count = partial(self._count_records, rows) if known is None else partial(int, known)
         inputs = partial(self._input_offsets, parts.batch)
@@ -361,7 +364,7 @@ class SinkStaging:
         return rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
 
     def _check_digests(self, staged: StagedBatch) -> None:
-        """Compare what the sinks of one stream saw; transforms make a stream of their own."""
+        """Compare the digests of sinks that read the same stream; a transform makes another stream."""
         acks = {ack.sink: ack for ack in staged.acks}
         plain = [sink for sink in self._sinks if sink.rows is not None]
         for left, right in itertools.combinations(plain, 2):
@@ -377,7 +380,7 @@ class SinkStaging:
 
 
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):
-    """Adds what tasks report, by operator; a task that is repeated counts as often as it has made calls."""
+    """Sums the reports of tasks by operator; calls of repeated tasks count, too."""
 
     def zero(self, value: Mapping[str, AsyncStatistics]) -> Mapping[str, AsyncStatistics]:
         return {}
@@ -394,7 +397,7 @@ def _add_cost(costs: Accumulator[Mapping[str, AsyncStatistics]], uid: str, cost:
     costs.add({uid: cost})
 
 
-#: How often Spark is asked for its progress; it keeps the last hundred micro-batches.
+#: Interval at which Spark's progress is read; Spark keeps the last hundred micro-batches.
 _PROGRESS_MS = 1_000
 
 
@@ -450,7 +453,7 @@ class SparkEngine:
         self._job = str(job)
         return job
 
-    def fenced_log(self, ownership: Ownership) -> SparkLog:
+    def fence_log(self, ownership: Ownership) -> SparkLog:
         place, epoch = self._settings.job_dir, ownership.epoch
         if place.is_local:
             fence_spark_folder(place.folder, epoch)
@@ -461,7 +464,7 @@ class SparkEngine:
 
     def pins(self, log: SparkLog) -> CheckpointPins:
         place, spark = self._settings.job_dir, self._spark
-        # HDFS copies nothing by itself: the bytes go through executors, if there are any beside the driver.
+        # HDFS has no server-side copy: the bytes go through executors, if there are any besides the driver.
         in_tasks = place.url.startswith("hdfs:") and not runs_tasks_itself(spark)
         copies = partial(copy_in_tasks, spark, place) if in_tasks else None
         return pins_of(log, place, self._settings.clock, copies)
@@ -514,12 +517,12 @@ class SparkEngine:
     def reseeding(self, log: SparkLog) -> Reseeding:
         return self._savepoints.reseeding(log)
 
-    def restored_from(self) -> RestoredFrom | None:
+    def find_restored(self) -> RestoredSavepoint | None:
         seed = self._savepoints.beginning().seed
-        return None if seed is None else RestoredFrom(seed.checkpoint, seed.hooks, seed.path, seed.times)
+        return None if seed is None else RestoredSavepoint(seed.checkpoint, seed.hooks, seed.path, seed.times)
 
-    def confirmed(self, decision: Decision) -> None:
-        """Let go of what the lineage began with, and of the answers that the checkpoint has used."""
+    def on_confirmed(self, decision: Decision) -> None:
+        """Release the seed of the lineage, and the recorded answers that the checkpoint has used."""
         self._keeper.on_confirmed(decision)
         batches = [staged.batch.value for staged in decision.batches]
         for recording in self._planned.recordings if batches else ():
@@ -607,7 +610,7 @@ class SparkPlan:
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
         settings = self.settings
-        # Spark makes the encoder of a frame under the settings of the thread's session, not of the frame's.
+        # Spark builds a frame's encoder with the settings of the thread's active session, not of the frame's.
         with active_session(self.spark):
             query = start_query(
                 self.spark,
@@ -651,7 +654,7 @@ class SparkQuery:
             if not is_gateway_gone(error):
                 LOG.warning("stopping the query failed: %s", describe_error(error))
 
-    def dropped_records(self) -> int:
+    def count_dropped(self) -> int:
         if self._dropped is None:
             return 0
         if self._clock.monotonic_ms() - self._asked_ms >= _PROGRESS_MS:

@@ -17,13 +17,13 @@ LOG = logging.getLogger(__name__)
 
 class LockWait(enum.Enum):
     TAKEN = "TAKEN"
-    #: This driver was told to end before; the job goes on where it is.
+    #: This driver was stopped while it waited; the job continues at its owner.
     GIVEN_UP = "GIVEN_UP"
 
 
 def wait_for_lock(lock: OwnerLock, settings: JobSettings, end_wanted: threading.Event) -> LockWait:
-    """Take the lock; a standby waits for it as long as its owner lives."""
-    # A standby that is told to end must not take the job over later.
+    """Take the lock; a standby waits until the owner's process has ended."""
+    # A stopped standby must not take the job over later.
     waits = settings.standby is Standby.WAIT
     while True:
         if waits and end_wanted.is_set():

@@ -1,8 +1,8 @@
-"""A job as its directory tells it, in any process and whether it runs or not: who it is, its checkpoints.
+"""A job as its directory describes it, running or not, read by any process: its identity and checkpoints.
 
-Statistics and decisions are written by one process and read by another, at different times, so they may
-disagree. Where there is a decision it is right: statistics only measure. A checkpoint whose files were
-deleted since is known from the statistics alone.
+Statistics and decisions are written at different times, so another process may see them disagree. A decision,
+if there is one, is right: statistics only measure. A checkpoint whose files are deleted is known from the
+statistics alone.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from flinkish_spark.checkpoint.retention import CheckpointPins
 
 
-#: What taking a stored value apart raises if it has a shape that no job writes.
+#: Exceptions of decoding a stored value with a structure that no job writes.
 WRONG_SHAPE = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 
 
 @contextmanager
-def as_damage(what: str) -> Iterator[None]:
-    """Raise CorruptObjectError where reading `what` fails because of its shape."""
+def raise_as_corrupt(what: str) -> Iterator[None]:
+    """Raise CorruptObjectError if decoding `what` fails because of its structure."""
     try:
         yield
     except WRONG_SHAPE as error:
@@ -63,14 +63,14 @@ class StoredJob:
     @classmethod
     def read(cls, place: StoreSpec) -> StoredJob:
         job_dir = open_job_dir(place)
-        with as_damage(f"{JOB_KEY} in the job directory"):
+        with raise_as_corrupt(f"{JOB_KEY} in the job directory"):
             settings = job_dir.find_settings() or {}
             name = check_name(settings["job"], "job name")
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
 
     def pins(self) -> CheckpointPins:
-        """Return what is kept for checkpoints, to be asked and never changed."""
-        # Here and not above: with it comes Arrow, which most commands can do without.
+        """Return the pins of checkpoints, for reading only."""
+        # Imported here since it imports Arrow, which most commands do not need.
         from flinkish_spark.checkpoint.retention import pins_of
         from flinkish_spark.checkpoint.spark_log import log_of
 
@@ -83,19 +83,19 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One checkpoint, of the job directory and of the statistics."""
+    """One checkpoint, from the job directory and from the statistics."""
 
     checkpoint: CheckpointId
-    #: Each None if it is not in the job directory, or not any more.
+    #: None each if the job directory does not have it, or no longer.
     trigger: TriggerRecord | None
     decision: Decision | None
     receipt: Receipt | None
-    #: None if they do not know it.
+    #: None if the statistics do not have the checkpoint.
     statistics: CheckpointStatistics | None
-    #: The lineage whose rewind left it behind; None for a live one.
+    #: The lineage whose rewind made the checkpoint dead; None for a live one.
     superseded_by: Lineage | None
-    #: Why the job cannot go back to it; empty if it can, as far as can be seen without looking at
-    #: every state file.
+    #: Why the job cannot rewind to it; empty if it can, as far as is known without a check of every state
+    #: file.
     why_not_rewindable: str
 
     @property
@@ -115,7 +115,7 @@ class CheckpointView:
     @property
     def purpose(self) -> CheckpointPurpose:
         known = (self.statistics, self.trigger, self.decision)
-        # One of them is there, or nobody would know of the checkpoint.
+        # One of the two exists, or the checkpoint would not be known.
         return next(one.purpose for one in known if one is not None)
 
     @property
@@ -140,7 +140,7 @@ class CheckpointView:
 
     @property
     def failure(self) -> tuple[CheckpointFailureReason | None, str] | None:
-        """Why it failed, for programs and for people; None if it did not."""
+        """Reason and message of the failure; None if it did not fail."""
         if self.status is not CheckpointStatus.FAILED:
             return None
         if self.statistics is not None and self.statistics.failure is not None:
@@ -151,7 +151,7 @@ class CheckpointView:
         return (None, text) if known is None else (known, rest)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `--json` says; see `docs/command-line.md`."""
+        """Return the value that `--json` prints; see `docs/command-line.md`."""
         decision, receipt, commit = self.decision, self.receipt, self.commit
         reason, text = self.failure or (None, "")
         return {
@@ -178,14 +178,14 @@ class CheckpointView:
         }
 
 
-def known_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
+def list_checkpoint_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
     return tuple(sorted({*job.job_dir.list_checkpoint_ids(), *(one.checkpoint for one in _all_of(history))}))
 
 
 def checkpoint_views(
     job: StoredJob, history: StatisticsHistory | None, wanted: Collection[CheckpointId] | None = None
 ) -> tuple[CheckpointView, ...]:
-    """Return the checkpoints that are wanted and known, by rising id; all that are known for None."""
+    """Return the known ones of the wanted checkpoints, by rising id; all known ones for None."""
     job_dir, objects = job.job_dir, SealedObjects(job.job_dir.store, "the job directory")
     listed = job_dir.list_checkpoint_ids()
     stored: dict[CheckpointId, tuple[TriggerRecord | None, Decision | None, Receipt | None]] = {}
@@ -197,7 +197,7 @@ def checkpoint_views(
         key = f"checkpoints/{checkpoint}/trigger.json"
         trigger = objects.optional(key, "trigger", TriggerRecord.from_json)
         found = trigger, job_dir.decision(checkpoint), job_dir.receipt(checkpoint)
-        # The job deletes trigger, decision and receipt in this order, maybe at this moment.
+        # The job deletes trigger, decision and receipt in this order, perhaps at this moment.
         if trigger is not None or found[1] is not None:
             stored[checkpoint] = found
     measured = {one.checkpoint: one for one in _all_of(history) if wanted is None or one.checkpoint in wanted}
@@ -225,13 +225,13 @@ def _all_of(history: StatisticsHistory | None) -> Iterable[CheckpointStatistics]
     if history is None:
         return ()
     newest = (history.newest_completed, history.newest_failed, history.newest_savepoint)
-    # The entries come last: they have the details.
+    # The entries come last, since they have the details.
     return (*(one for one in newest if one is not None), *history.entries)
 
 
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
-    """Return what `checkpoints show --json` says; see `docs/command-line.md`."""
-    # Committables are counted and hooks are named: what is in them belongs to systems outside.
+    """Return the value that `checkpoints show --json` prints; see `docs/command-line.md`."""
+    # Committables are only counted and hooks only named: their contents belong to external systems.
     commit, receipt = view.commit, view.receipt
     why_not = view.why_not_rewindable or job.pins().why_not_restorable(view.checkpoint)
     participants = () if view.statistics is None else view.statistics.participants
@@ -240,15 +240,15 @@ def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
         "can_be_rewound_to": not why_not,
         "why_not": why_not,
         "owner_epoch": None if view.decision is None else int(view.decision.owner_epoch),
-        # What was not measured is null, as everywhere on the command line.
+        # A value that was not measured is null, as everywhere on the command line.
         "participants": [asdict(one) | {"kind": one.kind.value} for one in participants],
         "unlisted": None if view.statistics is None else view.statistics.unlisted,
-        **({} if commit is None else _of_commit(commit)),
-        **({} if receipt is None else _of_receipt(receipt)),
+        **({} if commit is None else _commit_to_json(commit)),
+        **({} if receipt is None else _receipt_to_json(receipt)),
     }
 
 
-def _of_commit(commit: Decision) -> dict[str, Any]:
+def _commit_to_json(commit: Decision) -> dict[str, Any]:
     staged = Counter(c.sink for batch in commit.batches for c in batch.committables)
     return {
         "batches": [
@@ -289,7 +289,7 @@ def _upstream(offsets_text: str) -> list[dict[str, Any]]:
     ]
 
 
-def _of_receipt(receipt: Receipt) -> dict[str, Any]:
+def _receipt_to_json(receipt: Receipt) -> dict[str, Any]:
     return {
         "answers": {sink: dict(Counter(answers)) for sink, answers in receipt.answers.items()},
         "group_offsets": {

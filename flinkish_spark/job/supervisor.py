@@ -1,14 +1,14 @@
 """The supervisor of a job: its phases, in their order.
 
-    check      what can be refused is refused; nothing is written anywhere
-    own        the lock, the owner epoch, the fence; what sinks and sources hold is of this directory
-    recover    what is decided is finished, what is not is gone, and hooks know where the job goes on
-    plan       one streaming DataFrame, and who stages and decides its micro-batches
-    run        the query, until it ends, fails, or the job is told to end
-    finish     query and coordinator have ended; what the last micro-batch had begun is gone
+    check      refuse a job that cannot work; nothing is written
+    own        take the lock, the owner epoch, the fence; check that external systems fit the directory
+    recover    commit what is decided, abort the rest, restore the hooks
+    plan       one streaming DataFrame, the sinks' writers, the coordinator
+    run        the query, until it ends, fails, or the job is stopped
+    finish     end query and coordinator; abort the output of an unfinished micro-batch
 
-A start of the query is recover to finish; what fails is started again under the same ownership. Another
-ownership begins after an order to go back. One object per `execute`.
+A start of the query runs recover to finish; after a failure it is repeated under the same ownership. A rewind
+order begins a new ownership. One object per `execute`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,20 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.log_context import add_log_facts
 from flinkish_spark.core.watchdog import Wait, Watchdog
-from flinkish_spark.job.cancellation import left_job
+from flinkish_spark.job.cancellation import make_timeout_error
 from flinkish_spark.job.catch_up import CatchUp
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
-from flinkish_spark.job.inputs import Inputs, until_answered
-from flinkish_spark.job.recovery import Recovered, Recovery, RestoredFrom, sweep_after_stop, tell_restored
+from flinkish_spark.job.inputs import Inputs, ask_until_answered
+from flinkish_spark.job.recovery import (
+    Recovery,
+    RecoveryResult,
+    RestoredSavepoint,
+    notify_restored,
+    sweep_after_stop,
+)
 from flinkish_spark.job.replay import Replayer
-from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, Outside, RewindOrdered
-from flinkish_spark.job.rewind import PendingRewind, RewindRefused, order_rewind
+from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, RequestWatcher, RestartForRewind
+from flinkish_spark.job.rewind import PendingRewind, RewindError, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
 from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
@@ -94,7 +100,7 @@ LOG = logging.getLogger(__name__)
 
 
 class RestartPolicy:
-    """The failures of one job in one process; used by the supervisor's thread."""
+    """The restart policy: failures of one job in one process; used by the supervisor's thread."""
 
     def __init__(
         self,
@@ -103,36 +109,36 @@ class RestartPolicy:
         tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
     ) -> None:
         self._strategy, self._random = strategy, random
-        #: Records on which a user function raised: the second time ends the job.
+        #: Records for which a user function raised an error: the second time ends the job.
         self._failed_records: set[tuple[object, ...]] = set()
-        #: Those of them that name no record; after a checkpoint it is another one.
+        #: Such errors that name no record; after a checkpoint it is a different record.
         self._unplaced: set[tuple[object, ...]] = set()
         self._failed_while_stopping = False
         self._repeated = RepeatedFailures(tries_without_progress)
-        #: The first failure from each cause, and of each kind, that is counted.
+        #: The first failure of each counted cause and kind.
         self._first: dict[str, FlinkishError] = {}
         self._first_of_kind: dict[str, FlinkishError] = {}
         self.history = RestartHistory()
 
     def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
-        """Return whether the job ends behind this failure because it was told to end."""
+        """Return True if the job ends after this failure since it was stopped or cancelled."""
         if isinstance(error, CancellationTimedOut):
-            # Whoever cancelled the job wants to know what became of the process.
+            # The user who cancelled the job must learn that its process was ended.
             raise error
         if control.cancel_wanted.is_set():
             LOG.warning("the job is cancelled; before that it failed: %s", error)
             return True
         if control.stop_wanted.is_set() and self._failed_while_stopping:
-            # It was started once more, to take its last checkpoint. For ever would be no stop.
-            LOG.error("stopped without a last checkpoint; the next start goes on: %s", error)
+            # The query was restarted once for its last checkpoint; more restarts would never end.
+            LOG.error("stopped without a last checkpoint; the next start continues: %s", error)
             return True
         self._failed_while_stopping = control.stop_wanted.is_set()
         return False
 
     def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
-        """Return how long to wait before the next start; raise an error if there will be none."""
+        """Return the delay before the next start; raise an error if there is none."""
         if isinstance(error, StopWithSavepointError):
-            # The savepoint failed and not the job: it goes on, whatever its strategy says.
+            # The savepoint failed and not the job: it restarts, whatever its restart strategy is.
             return 0
         if isinstance(error, SparkGoneError) or not error.restartable:
             raise error
@@ -152,7 +158,7 @@ class RestartPolicy:
         return verdict.delay_ms
 
     def ran_well(self) -> None:
-        """Note that a checkpoint was confirmed."""
+        """Record a confirmed checkpoint as progress."""
         self._failed_records -= self._unplaced
         self._unplaced.clear()
         self._repeated = self._repeated.reset()
@@ -168,7 +174,7 @@ class RestartPolicy:
         if repeated.times_of_kind(kind) == 1:
             self._first_of_kind[kind] = error
         if repeated.times(cause) == 1:
-            # Texts may be new each time: what is counted no more is forgotten here, too.
+            # Messages may differ each time, so failures that no longer count are removed here, too.
             self._first = {c: e for c, e in self._first.items() if repeated.times(c)} | {cause: error}
         if repeated.is_stuck(cause):
             first, tries = self._first[cause], repeated.times(cause)
@@ -181,7 +187,7 @@ class RestartPolicy:
         reason = (
             f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
         )
-        mend = first.what_to_do or "correct what it names; the job goes on from its last checkpoint then"
+        mend = first.what_to_do or "correct the cause; then the job continues from its last checkpoint"
         raise NoProgressError(
             first.what,
             why=f"{first.why}; {reason}" if first.why else reason,
@@ -191,27 +197,27 @@ class RestartPolicy:
 
 
 class JobControl:
-    """Passes requests of any thread to the coordinator that runs; remembers what outlives it; never waits."""
+    """Passes requests of any thread to the running coordinator, and keeps what outlives it; never waits."""
 
     def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
         self._why_no_savepoint_at = why_no_savepoint_at
         self._coordinator: CheckpointCoordinator | None = None
-        #: Whose timer is switched: the same one, but before it runs.
+        #: The coordinator whose timer is switched: the same one, but set before it runs.
         self._timed: CheckpointCoordinator | None = None
         self._schedule = Schedule.ON
         self._lock = threading.Lock()
         self._is_over = False
-        #: No query runs yet, so there is nothing that a last checkpoint could be taken of.
+        #: No query runs yet, so no last checkpoint can be taken.
         self.is_starting = True
-        #: A last checkpoint is to be taken, then the job is to end.
+        #: The job must take a last checkpoint, and end.
         self.stop_wanted = threading.Event()
-        #: The job is to end at once.
+        #: The job must end at once.
         self.cancel_wanted = threading.Event()
-        #: Set with either of them: where no query runs, nothing has to be waited for any more.
+        #: Set with either of the two: ends every wait while no query runs.
         self.end_wanted = threading.Event()
 
     def stop_with_checkpoint(self) -> None:
-        # This order matters: whoever sees the second must be able to tell which of the two it is.
+        # This order matters: a thread that sees `end_wanted` must be able to tell the reason.
         self.stop_wanted.set()
         self.end_wanted.set()
 
@@ -220,7 +226,7 @@ class JobControl:
         self.end_wanted.set()
 
     def ask(self, asked: CheckpointTriggerRequest) -> None:
-        """Ask for a checkpoint or a savepoint; it is answered exactly once, perhaps before this returns."""
+        """Trigger a checkpoint or savepoint; it is answered exactly once, perhaps before this returns."""
         coordinator = self._coordinator
         if self._is_over:
             refused = CheckpointAnswer.make_refused(Reason.SHUT_DOWN)
@@ -232,12 +238,12 @@ class JobControl:
         else:
             coordinator.ask(asked)
             return
-        # Whoever does not look at the answer would wait for the end of a job that goes on.
+        # A caller that ignores the answer would wait for the end of a job that continues.
         LOG.warning("a checkpoint (%s) is refused: %s", asked.purpose.value, refused.text)
         asked.on_answer(refused)
 
     def schedule(self, schedule: Schedule) -> None:
-        """Switch the timer on or off, also for later starts of the query."""
+        """Switch periodic checkpoints on or off, also for later starts of the query."""
         with self._lock:
             self._schedule = schedule
             if self._timed is not None:
@@ -245,11 +251,11 @@ class JobControl:
 
     @property
     def exporting(self) -> frozenset[CheckpointId]:
-        """Checkpoints whose savepoints are being written: nothing they need may be deleted."""
+        """Checkpoints whose savepoints are being written; their files must be kept."""
         coordinator = self._coordinator
         return frozenset() if coordinator is None else coordinator.exporting
 
-    def held(self) -> Iterable[Wait]:
+    def find_waits(self) -> Iterable[Wait]:
         coordinator = self._coordinator
         return () if coordinator is None else coordinator.list_waits()
 
@@ -260,7 +266,7 @@ class JobControl:
         return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
 
     def prepare(self, coordinator: CheckpointCoordinator) -> None:
-        """Switch the timer of a coordinator that does not run yet: its first look at it may trigger."""
+        """Switch the timer of a coordinator before it runs, since its first look may trigger."""
         with self._lock:
             if self._schedule is Schedule.OFF:
                 coordinator.schedule(Schedule.OFF)
@@ -276,20 +282,20 @@ class JobControl:
         with self._lock:
             self._coordinator, self._timed, self.is_starting = None, None, True
 
-    def over(self) -> None:
-        """Refuse everything from now on: the job has ended in this process."""
+    def close(self) -> None:
+        """Refuse all later requests: the job has ended in this process."""
         self._is_over = True
 
 
 class QueryEnd(enum.Enum):
-    #: The job was told to end, or all its input is over and has been worked through.
+    #: The job was stopped, or its bounded input is processed.
     OVER = "OVER"
-    #: It was not: timers were left behind the last checkpoint, or input that was over went on.
+    #: Timers were left after the last checkpoint, or the input grew again.
     NOT_OVER = "NOT_OVER"
 
 
 class LastCheckpoint:
-    """Asks for the last checkpoint of a start; used by the supervisor's thread and the epoch writer's."""
+    """Triggers the final checkpoint of a start; used by the supervisor's and the epoch writer's threads."""
 
     def __init__(
         self,
@@ -303,7 +309,7 @@ class LastCheckpoint:
         self._lock, self._is_asked = threading.Lock(), False
 
     def look(self) -> None:
-        """Ask for it if it may be taken; called ten times a second, and after each staged micro-batch."""
+        """Trigger it when possible; called ten times a second, and after each staged micro-batch."""
         # What has caught up fires first what its watermark has passed.
         is_caught_up = self._is_caught_up and not self._time.is_due_at_once
         if not (self._control.stop_wanted.is_set() or is_caught_up or self._time.can_end):
@@ -323,19 +329,19 @@ class LastCheckpoint:
         return self._coordinator.ended_with is not None
 
     def end(self) -> QueryEnd:
-        # One that nobody wished for was asked for because all input was over.
+        # A final checkpoint that no user requested means that the input has ended.
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
         is_wish = self._control.end_wanted.is_set() or self._is_caught_up
         return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
 
 
 _WATCH_MS = 100
-#: How long listeners may take to hear of a job that is left.
+#: Time limit for notifying listeners of a job that is given up.
 _TOLD_MS = 1_000
 
 
 @dataclass(frozen=True)
-class _Owned:
+class _OwnedJob:
     job: JobContext
     inputs: Inputs
     completed: CompletedCheckpoints
@@ -361,13 +367,13 @@ class Supervisor:
         self._failures = FailureManager(settings.checkpoint.tolerable_failures)
         self._dropped_by_sinks = 0
         self._restarts = RestartPolicy(settings.restart, settings.random, settings.tries_without_progress)
-        #: Of the query that runs, or has ended last.
+        #: The writer of the running or last query.
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
         self._catch_up = None if settings.until is None else CatchUp()
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
-        self._outside = Outside(
+        self._outside = RequestWatcher(
             job_dir,
             settings.clock,
             self.control.ask,
@@ -380,16 +386,16 @@ class Supervisor:
             self._note_waits,
             self.control.cancel_wanted.is_set,
             2 * settings.checkpoint.interval_ms,
-            self.control.held,
+            self.control.find_waits,
         )
         self._waiting = self._watchdog.waiting
         self.states = JobStates(engine.vertices, settings.listeners, settings.clock, self._waiting)
-        self._owned: _Owned | None = None
+        self._owned: _OwnedJob | None = None
         self._lock: OwnerLock | None = None
-        #: Since when the watchdog knows that the job is cancelled.
+        #: Time at which the watchdog saw that the job is cancelled.
         self._cancelled_ms: int | None = None
         self._interrupter: RunningThread | None = None
-        #: Its end has a watchdog of its own, which ends the JVM.
+        #: The end of the query has its own watchdog, which ends the JVM.
         self._is_ending_query = False
         self._left: CancellationTimedOut | None = None
         self._on_left: Callable[[CancellationTimedOut], None] = lambda error: None
@@ -423,7 +429,7 @@ class Supervisor:
             with self._waiting("the driver that owns the job to end"):
                 lock = wait_for_lock(waiting, self._settings, self.control.end_wanted)
             if lock is LockWait.GIVEN_UP:
-                self.states.on(JobEvent.SUSPEND, "told to end while it stood by")
+                self.states.on(JobEvent.SUSPEND, "stopped while it was a standby")
                 return
             self._lock = waiting
             while self._run_owned():
@@ -432,7 +438,7 @@ class Supervisor:
             self.states.on(JobEvent.SUSPEND, "a newer owner has the job")
             raise
         except Exception as error:
-            # What comes up before the query is tried has not met a type yet.
+            # An error before the query's first attempt is not classified yet.
             known = classify(error)
             self.states.end(known)
             raise_translated(known, error)
@@ -441,7 +447,7 @@ class Supervisor:
             raise
         finally:
             self.progress.is_running = False
-            self.control.over()
+            self.control.close()
             if self._lock is not None:
                 self._lock.release()
             with self._waiting("the master hooks to be closed"):
@@ -461,22 +467,22 @@ class Supervisor:
             return
         owned, for_ms = self._owned, now_ms - self._cancelled_ms
         if owned is not None and (self._interrupter is None or not self._interrupter.is_alive()):
-            # What was decided is finished by the next start; whoever cancels a job does not wait for it.
+            # A cancel does not wait for a running commit; the next start finishes it.
             self._interrupter = self._settings.threads.start("flinkish-interrupter", owned.job.interrupt)
         if exceeds(for_ms, self._settings.cancellation.timeout_ms):
-            self._leave(left_job(waits, for_ms))
+            self._leave(make_timeout_error(waits, for_ms))
 
     def _leave(self, error: CancellationTimedOut) -> None:
-        """Give the job up although its threads have not ended; called by the watchdog's."""
-        # Epochs, seals and the sinks' own fences hold against these threads, and their next check of the
+        """Give the job up although its threads have not ended; called by the watchdog's thread."""
+        # Owner epochs, seals and the sinks' fences protect against these threads, and their next check of the
         # ownership ends them.
         LOG.error("%s", error)
         self._left, self.progress.last_error = error, str(error)
         if self._owned is not None:
             self._owned.job.ownership.leave()
         self.progress.is_running = False
-        self.control.over()
-        # It may be a listener that hangs; then nobody can be told.
+        self.control.close()
+        # The hanging thread may be a listener's; then listeners cannot be notified.
         told = threading.Event()
 
         def tell() -> None:
@@ -492,12 +498,13 @@ class Supervisor:
         self._on_left(error)
 
     def _run_owned(self) -> bool:
-        """Run the job under one ownership; return whether it has to be taken over once more."""
+        """Run the job under one ownership; return True if it must be taken over once more."""
         self._owned = owned = self._own()
         job = owned.job
         try:
-            # This order matters: nothing is recovered, committed or aborted over what another timeline holds.
-            with self._waiting("sinks and sources to say what they hold"):
+            # This order matters: nothing is recovered, committed or aborted if external systems hold another
+            # timeline.
+            with self._waiting("sinks and sources to report their newest checkpoints"):
                 is_to_be_taken_over_again = settle_timeline(job)
             if is_to_be_taken_over_again:
                 return True
@@ -505,44 +512,44 @@ class Supervisor:
             try:
                 is_ordered_back = self._run_queries(owned)
                 if not is_ordered_back:
-                    self._ended(owned)
+                    self._report_end(owned)
                 return is_ordered_back
             finally:
                 with self._waiting("the thread that takes requests to end"):
                     self._outside.stop()
         except JobInterruptedError:
-            self._ended(owned)
+            self._report_end(owned)
             return False
         finally:
             self._owned = None
             with self._waiting("the sinks' connections to be closed"):
                 job.close()
 
-    def _run_queries(self, owned: _Owned) -> bool:
-        """Start the query until the job is over; return whether it is to go back."""
+    def _run_queries(self, owned: _OwnedJob) -> bool:
+        """Restart the query until the job has ended; return True if a rewind is ordered."""
         ownership = owned.job.ownership
         while True:
             try:
                 if self._run_query(owned) is QueryEnd.OVER:
                     return False
-                self._goes_on("behind the last checkpoint timers were left, or input went on")
+                self._restart("after the last checkpoint timers were left, or the input continued")
             except JobInterruptedError:
                 return False
-            except RewindOrdered as order:
-                self._goes_on(str(order))
-                # Spark goes on cleaning the folder of a query that has ended, by the highest
-                # version that it saw: the rewound one gets a folder that Spark does not know.
+            except RestartForRewind as order:
+                self._restart(str(order))
+                # Spark continues to clean the folder of an ended query by the highest version that it saw, so
+                # the rewound query gets a folder that Spark does not know.
                 return True
             except Exception as error:
-                if not self._survives(classify(error, self._place()), owned.inputs):
+                if not self._try_restart(classify(error, self._place()), owned.inputs):
                     return False
-            # A zombie must not seal the id that the newer owner is about to decide.
+            # A zombie must not seal an id that the newer owner is about to decide.
             ownership.check()
-            # Ids that were pending are never used again, whatever became of their barriers.
+            # Pending ids are never used again, whatever happened to their barriers.
             seal_open_ids(ownership, self._settings.clock)
             self._blocks.forget()
 
-    def _run_query(self, owned: _Owned) -> QueryEnd:
+    def _run_query(self, owned: _OwnedJob) -> QueryEnd:
         self.control.detach()
         recovered = self._recover(owned)
         self._check_input(owned)
@@ -554,15 +561,15 @@ class Supervisor:
             self._run(owned, start)
             return self._finish(owned, start)
 
-    def _has_nothing_to_do(self, recovered: Recovered) -> bool:
+    def _has_nothing_to_do(self, recovered: RecoveryResult) -> bool:
         """Return whether a run that ends when it has caught up can end before it starts a query."""
         if self._catch_up is None or not self._catch_up.is_reached or recovered.kept:
             return False
         time = recovered.time
         return time is None or not time.due(self._settings.clock.wall_ms())
 
-    def _own(self) -> _Owned:
-        """Take the job directory over, and make what everything after it shares."""
+    def _own(self) -> _OwnedJob:
+        """Take the job directory over, and build the context of all later phases."""
         settings, waiting, engine = self._settings, self._waiting, self._engine
         with waiting("the job directory to take the record of the job"):
             job = engine.record_job()
@@ -572,7 +579,7 @@ class Supervisor:
                 self._lock.on_taken_over(ownership.epoch)
         self.states.on_taken_over(ownership.epoch)
         with waiting("Spark's log to be fenced"):
-            log = engine.fenced_log(ownership)
+            log = engine.fence_log(ownership)
         with waiting("the sinks to be connected"):
             committers = engine.committers(job, ownership)
         with waiting("the manifest to be connected"):
@@ -604,14 +611,14 @@ class Supervisor:
         )
         keeping = (settings.checkpoint, context.pins, lambda: self.control.exporting, ownership)
         completed = CompletedCheckpoints(self._job_dir, *keeping)
-        return _Owned(context, Inputs(engine.sources, self._job_dir, log), completed)
+        return _OwnedJob(context, Inputs(engine.sources, self._job_dir, log), completed)
 
-    def _goes_on(self, why: str) -> None:
+    def _restart(self, why: str) -> None:
         LOG.warning("%s", why)
         self.states.on(JobEvent.FAILURE, why)
         self.states.on(JobEvent.RESTART, why)
 
-    def _ended(self, owned: _Owned) -> None:
+    def _report_end(self, owned: _OwnedJob) -> None:
         if not self.control.cancel_wanted.is_set():
             is_running = self.states.status is JobStatus.RUNNING
             self.states.on(JobEvent.FINISH if is_running else JobEvent.SUSPEND)
@@ -620,8 +627,8 @@ class Supervisor:
         owned.completed.on_cancelled(self._settings.clock)
         self.states.on(JobEvent.ALL_ENDED)
 
-    def _survives(self, error: FlinkishError, inputs: Inputs) -> bool:
-        """Wait before the next attempt; return whether there is one, or raise."""
+    def _try_restart(self, error: FlinkishError, inputs: Inputs) -> bool:
+        """Wait before the next attempt; return False if there is none, raise if the job has failed."""
         control, clock = self.control, self._settings.clock
         self.progress.last_error = str(error)
         if isinstance(error, FencedError):
@@ -630,7 +637,7 @@ class Supervisor:
         if trace := error.facts.get("trace"):
             LOG.info("from the inside out:\n%s", trace)
         if isinstance(error, InputLostError | QueryError):
-            # What Spark says about lost input names no ranges; the source does.
+            # Spark's error about lost input names no ranges; the source's does.
             self._raise_if_lost(inputs)
         if self._restarts.gives_up(error, control):
             return False
@@ -641,33 +648,33 @@ class Supervisor:
             self.progress.last_error = str(stuck)
             raise
         except FlinkishError:
-            # Spark's own is not shown, but there for who writes it down.
+            # Spark's own error is not printed, but stays for the trace file.
             error.__context__ = error.__cause__
             raise error from None
         self.progress.restarts += 1
         LOG.warning("restarting in %s ms after: %s", delay_ms, error)
         self.states.on(JobEvent.RESTART, str(error))
-        # Told to stop, it is started once more at once, to take its last checkpoint.
+        # A stopped job restarts at once, to take its last checkpoint.
         clock.wait(control.end_wanted, delay_ms)
         return not control.cancel_wanted.is_set()
 
     def _raise_if_lost(self, inputs: Inputs) -> None:
-        """Raise what the sources say is wrong with their input, if no restart mends it."""
+        """Raise the sources' error about their input if a restart cannot mend it."""
         try:
-            with self._waiting("the sources to be asked what is left of their input"):
+            with self._waiting("the sources to check their input"):
                 inputs.check()
         except Exception as error:
             known = classify_alive(error)
             if not known.restartable:
                 raise_translated(known, error)
-            # The next start asks again, before it does anything else.
+            # The next start checks again first.
             LOG.warning("the input cannot be checked now: %s", known)
 
     def _place(self) -> str:
-        """Return at which micro-batch the query has ended; empty if it did not come so far."""
+        """Return the micro-batch at which the query ended, in words; empty before the first."""
         return "" if self._writer is None else f"at micro-batch {self._writer.expected}"
 
-    def _recover(self, owned: _Owned) -> Recovered:
+    def _recover(self, owned: _OwnedJob) -> RecoveryResult:
         job, confirmation = owned.job, Confirmation(owned.job)
         replayer = Replayer(
             self._engine, job, owned.inputs.why_lost, partial(self._control_file, job), self._attempts
@@ -683,50 +690,50 @@ class Supervisor:
         with self._waiting("the recovery to end"):
             try:
                 start, kept = recovery.run()
-            except RewindRefused as refused:
+            except RewindError as refused:
                 if self.states.status is JobStatus.CREATED:
                     raise
-                # The order is closed. A job that runs well does not end because of a wrong wish.
+                # The order is closed. A healthy job does not end because of an impossible order.
                 LOG.error("the order is not carried out: %s", refused)
                 start, kept = recovery.run()
             newest = self._job_dir.newest_commit()
             self.states.on_restored(None if newest is None else newest.checkpoint)
-            savepoint = self._engine.restored_from() if newest is None else None
+            savepoint = self._engine.find_restored() if newest is None else None
             with self._waiting("the master hooks to be restored"):
-                stored = self._restored(job, newest, savepoint)
+                stored = self._restore_hooks(job, newest, savepoint)
             if newest is not None:
                 self._failures = self._failures.on_completion(newest.checkpoint)
-        return Recovered(start, kept, stored, confirmation)
+        return RecoveryResult(start, kept, stored, confirmation)
 
-    def _restored(
-        self, job: JobContext, newest: Decision | None, savepoint: RestoredFrom | None
+    def _restore_hooks(
+        self, job: JobContext, newest: Decision | None, savepoint: RestoredSavepoint | None
     ) -> EventTime | None:
-        tell = partial(tell_restored, job, newest, savepoint)
+        tell = partial(notify_restored, job, newest, savepoint)
         try:
-            # A stop waits for them: it wants a last checkpoint, and most hooks are quick.
+            # A stop waits for the hooks: it needs a last checkpoint, and most hooks are quick.
             return outcome_of(tell, "flinkish-restore-hooks", job.threads, job.clock, job.is_cancelled)
         except GivenUp:
             raise JobInterruptedError("restoring the master hooks") from None
 
-    def _check_input(self, owned: _Owned) -> None:
-        # This order matters: where sources stand is read from entries of the log, and a damaged one is to be
-        # told with its file.
+    def _check_input(self, owned: _OwnedJob) -> None:
+        # This order matters: source positions are read from entries of the log, and a damaged entry must be
+        # reported with its file.
         owned.job.log.check()
-        with self._waiting("the sources to be asked before the start"):
-            if not until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
+        with self._waiting("the sources to be checked before the start"):
+            if not ask_until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise JobInterruptedError("waiting for the input")
             if self._catch_up is not None:
                 fix_ends = partial(self._catch_up.fix_ends, owned.inputs)
-                if not until_answered(fix_ends, owned.job.must_give_up, owned.job.clock):
-                    raise Interrupted("waiting for the ends of the input")
+                if not ask_until_answered(fix_ends, owned.job.must_give_up, owned.job.clock):
+                    raise JobInterruptedError("waiting for the ends of the input")
 
-    def _plan(self, owned: _Owned, recovered: Recovered) -> _Start:
+    def _plan(self, owned: _OwnedJob, recovered: RecoveryResult) -> _Start:
         job, control = owned.job, self._control_file(owned.job)
         with self._waiting("Spark to plan the query"):
             plan = self._engine.plan(control)
         newest = self._job_dir.newest_commit()
         if newest is not None:
-            self._engine.confirmed(newest)
+            self._engine.on_confirmed(newest)
         time = TimeKeeper(
             plan.time,
             job.sources,
@@ -742,7 +749,7 @@ class Supervisor:
         totals = AccumulatorTotals.from_decision(newest, self._job_dir.history().log_began_in)
         accumulators = AccumulatorKeeper(totals, recovered.kept)
         if newest is not None:
-            self.progress.stood_at(newest)
+            self.progress.record_position(newest)
         gate = AdmissionGate(job.clock)
         coordinator = CheckpointCoordinator(
             CoordinatorParts(
@@ -773,7 +780,7 @@ class Supervisor:
         )
 
         def note(staged: StagedBatch, sync_ms: int) -> None:
-            if staged.checkpoints and not until_answered(
+            if staged.checkpoints and not ask_until_answered(
                 owned.inputs.check_identity, job.must_give_up, job.clock
             ):
                 raise JobInterruptedError("looking for the input")
@@ -807,9 +814,10 @@ class Supervisor:
     def _control_file(self, job: JobContext) -> ControlFile:
         return ControlFile.create_for_start(self._settings.scratch, job.ownership.epoch, next(self._starts))
 
-    def _run(self, owned: _Owned, start: _Start) -> None:
+    def _run(self, owned: _OwnedJob, start: _Start) -> None:
         self._writer, self.control.is_starting = start.writer, False
-        # This order matters: what is due by now, or was kept, gets its barrier into the first micro-batch.
+        # This order matters: a checkpoint that is due, or kept micro-batches, get a barrier in the first
+        # micro-batch.
         self.control.prepare(start.coordinator)
         start.coordinator.start()
         try:
@@ -822,7 +830,7 @@ class Supervisor:
             self._failures = start.coordinator.failures
             raise
         owned.job.tracker.pending = query.pending_records
-        # Not before: whoever asks a coordinator that never starts would wait for ever.
+        # Not before: a request to a coordinator that never starts would wait for ever.
         self.control.attach(start.coordinator)
         self.progress.is_running = True
         self.states.on(JobEvent.STARTED)
@@ -844,25 +852,25 @@ class Supervisor:
             if start.last.is_confirmed:
                 return
             start.last.look()
-            with self._waiting("Spark to say how the query is"):
+            with self._waiting("Spark to report the status of the query"):
                 if not query.is_active:
                     self._raise_failure(query, start.writer)
-                self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+                self.progress.dropped = query.count_dropped() + self._dropped_by_sinks
                 self.progress.async_calls = query.async_calls()
             self._settings.clock.wait(control.cancel_wanted, _WATCH_MS)
 
     def _raise_failure(self, query: RunningQuery, writer: EpochWriter) -> NoReturn:
         if isinstance(writer.failure, FlinkishError):
             raise writer.failure
-        # Raises if the JVM is gone.
+        # This call raises if the JVM is gone.
         told = query.exception()
         if writer.failure is not None:
-            # Of a failure in foreachBatch Spark passes on the text only, within what Py4J says.
+            # Spark passes on only the text of an error in foreachBatch, inside Py4J's message.
             raise classify_alive(writer.failure, self._place()) from writer.failure
         raise told or QueryError("the query ended by itself")
 
     def _tear_down(self, query: RunningQuery, start: _Start) -> None:
-        """End query and coordinator; both have ended when this returns, or the JVM is gone."""
+        """End query and coordinator; when this returns, both have ended, or the JVM is gone."""
         start.gate.stop()
         start.coordinator.stop()
         with self._waiting("Spark to end the query"):
@@ -871,25 +879,25 @@ class Supervisor:
                 query.stop()
             finally:
                 self._is_ending_query = False
-            self.progress.dropped = query.dropped_records() + self._dropped_by_sinks
+            self.progress.dropped = query.count_dropped() + self._dropped_by_sinks
             self.progress.async_calls = query.async_calls()
         start.coordinator.join()
 
     def _on_recovered(self, decision: Decision) -> None:
-        # A checkpoint that the recovery confirms is progress like any other.
-        self._dropped_by_sinks += self.progress.confirmed(decision)
+        # A checkpoint confirmed by the recovery is progress, too.
+        self._dropped_by_sinks += self.progress.add_checkpoint(decision)
         self._restarts.ran_well()
         self.states.on_checkpoint_complete(decision.checkpoint)
 
     def _on_confirmed(self, decision: Decision, receipt: Receipt) -> None:
-        self._dropped_by_sinks += self.progress.confirmed(decision)
+        self._dropped_by_sinks += self.progress.add_checkpoint(decision)
         self._restarts.ran_well()
-        self._engine.confirmed(decision)
+        self._engine.on_confirmed(decision)
         self.states.on_checkpoint_complete(decision.checkpoint)
 
-    def _finish(self, owned: _Owned, start: _Start) -> QueryEnd:
+    def _finish(self, owned: _OwnedJob, start: _Start) -> QueryEnd:
         if self.control.stop_wanted.is_set() or start.last.is_confirmed:
-            # What a newer owner has open is none of this one's leftovers.
+            # Open transactions of a newer owner are not leftovers of this one.
             owned.job.ownership.check()
             sweep_after_stop(owned.job)
         return start.last.end()

@@ -1,8 +1,8 @@
-"""Behind a takeover: whether sinks, sources and manifest know anything that the job directory does not.
+"""The check after a takeover that sinks, sources and manifest know no more than the job directory.
 
-If they do, the directory is an older copy of itself, or a copy of it runs elsewhere: the start ends, and
-nothing was touched outside. Unless a user has ordered to accept what is there; then ids go on above all that
-is there, so that no mark means two things.
+If they do, the directory is an older copy of itself, or a copy of it runs elsewhere: the start fails before
+it changes any external system. If a user has ordered to accept their state, new ids are greater than all of
+theirs, so that no mark has two meanings.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from flinkish_spark.protocol.timeline import Mark
 
 LOG = logging.getLogger(__name__)
 _PAUSE_MS = 1_000
-_ASKING = "asking what sinks and sources hold"
+_ASKING = "reading the newest checkpoints of sinks and sources"
 
 
-#: Who left a mark, as people call it, and the mark.
+#: The holder of a mark, in words, and the mark.
 _Found = tuple[str, Mark]
 
 
 def settle_timeline(job: JobContext) -> bool:
-    """Compare what is outside with the directory; return whether the job has to be taken over once more."""
+    """Compare external marks with the directory; return True if the job must be taken over once more."""
     job_dir = job.ownership.job_dir
     marks = _all_marks(job)
     ownership = job.ownership
     newest = ownership.timeline.newest
     foreign = [(who, mark, why) for who, mark in marks if (why := ownership.why_foreign(mark, newest))]
     if not foreign:
-        # Also of an order that was carried out by a process that was cut off behind it.
+        # The order may also be one that an earlier process carried out before it was killed.
         job_dir.close_timeline_order()
         return False
     who, mark, why = foreign[0]
     ahead = {who: mark.checkpoint for who, mark, _ in foreign}
     error = another_timeline(who, mark, newest, why, ahead)
     if not job_dir.timeline_is_ordered():
-        # What a deposed process takes for another timeline is its successor.
+        # To a deposed process, its successor looks like another timeline.
         job.ownership.check()
         raise error
     _accept(job, [mark for _, mark in marks], error.what)
@@ -56,15 +56,15 @@ def _all_marks(job: JobContext) -> list[_Found]:
     retries = RetryPolicy()
     while True:
         try:
-            # Only asking: a question that hangs, and is left alone, changes nothing. A stop waits for it: it
-            # wants a last checkpoint.
+            # This only reads, so a call that hangs and is abandoned changes nothing. A stop waits for it: it
+            # needs a last checkpoint.
             ask = partial(_marks, job)
             return outcome_of(ask, "flinkish-settle-timeline", job.threads, job.clock, job.is_cancelled)
         except GivenUp:
             raise JobInterruptedError(_ASKING) from None
         except Exception as error:
             fault = retries.check(error)
-            LOG.warning("the start waits for what sinks and sources hold: %s", fault)
+            LOG.warning("the start waits for the newest checkpoints of sinks and sources: %s", fault)
             note_failure(str(fault))
             if job.must_give_up():
                 raise JobInterruptedError(_ASKING) from error
@@ -83,18 +83,18 @@ def _marks(job: JobContext) -> list[_Found]:
 
 
 def _accept(job: JobContext, marks: Sequence[Mark], why: str) -> None:
-    """Make ids and owner epochs go on above what is there. Each step may be repeated."""
+    """Raise checkpoint ids and owner epochs above all external marks. Each step may be repeated."""
     ownership = job.ownership
     job_dir, epoch = ownership.job_dir, ownership.epoch
     upto = max([ownership.timeline.newest, *(mark.checkpoint for mark in marks)])
     newest = max([epoch, *(mark.owner_epoch for mark in marks if mark.owner_epoch is not None)])
     ownership.check()
-    LOG.warning("what is there is accepted, and checkpoints go on above %s: %s", upto, why)
+    LOG.warning("the external timeline is accepted, and checkpoint ids continue above %s: %s", upto, why)
     if job_dir.decision(upto) is None:
-        reason = "given up: what others have committed up to here was accepted as it is"
+        reason = "aborted: the external timeline up to here was accepted"
         job_dir.create_decision(Decision(upto, Verdict.ABORT, epoch, job.clock.wall_ms(), reason=reason))
     if newest > epoch:
         job_dir.create_owner(OwnerEpoch(int(newest)), {"owner_epoch": int(newest), "accepted_by": int(epoch)})
-    # This order matters: with the marks accepted the next start finds nothing to refuse, and forgets the
+    # This order matters: once the marks are accepted, the next start finds nothing to refuse, and deletes the
     # order.
     job_dir.accept_marks(upto, why)

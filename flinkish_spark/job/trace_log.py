@@ -1,4 +1,4 @@
-"""Where the trace of an error goes that a person is to read: into a file, which the error names."""
+"""Writes the traceback of an error that a user reads into a file, and prints the file's name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flinkish_spark.core.errors import FlinkishError, causes_of
 
 LOG = logging.getLogger(__name__)
 _HIDDEN = "***"
-#: What is behind such a name is hidden, as in what is said about options of Kafka.
+#: Values of such names are hidden, as in messages about Kafka's options.
 _SECRET = re.compile(
     r"""(?ix)
     ([\w.\-]*(?:passw|passphrase|jaas|secret|token|credential|(?:access|api|account|private|shared)[._-]?key)
@@ -24,19 +24,19 @@ _BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}")
 _IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
 
 
-def without_secrets(text: str) -> str:
-    """Return text with what looks like a secret hidden."""
+def hide_secrets(text: str) -> str:
+    """Replace everything in a text that looks like a secret."""
     text = _SECRET.sub(rf"\g<1>{_HIDDEN}", text)
     return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))
 
 
-def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
-    """Return the error for a person, with its trace in a file that only this user can read."""
-    # An error without a cause stays as it is, and so does any where no file can be written.
+def write_trace_file(error: FlinkishError, job: str) -> FlinkishError:
+    """Return the error without its traceback, which goes to a file that only this user can read."""
+    # An error without a cause stays unchanged; so does any error if the file cannot be written.
     inner, causes = error.facts.get("trace"), list(causes_of(error))
     if inner is None and len(causes) == 1:
         return error
-    # Also those that are not shown.
+    # Suppressed contexts are written, too.
     traces = ("".join(traceback.format_exception(one, chain=False)) for one in reversed(causes))
     whole = "\nand so:\n\n".join(traces)
     if inner is not None:
@@ -45,12 +45,12 @@ def with_trace_in_file(error: FlinkishError, job: str) -> FlinkishError:
         with tempfile.NamedTemporaryFile(
             "w", encoding="utf-8", errors="replace", prefix=f"flinkish-{job}-", suffix=".log", delete=False
         ) as file:
-            file.write(without_secrets(whole))
+            file.write(hide_secrets(whole))
     except OSError as trouble:
         LOG.debug("the trace cannot be written: %s", trouble)
         return error
-    # In front of the error, whose last line is what somebody reads.
+    # Printed before the error, whose last line users read.
     print(f"flinkish: the trace, with Spark's, is in {file.name}", file=sys.stderr)
-    # What stays is where the user's program called; the rest is in the file.
+    # The frames of the user's program stay; the rest is in the file.
     error.__cause__ = error.__context__ = None
     return error.with_traceback(None)

@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from flinkish_spark.cep.automaton import Automaton
-from flinkish_spark.cep.conditions import ColumnCondition, Comparison, Leaf, LookingBack
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison, ContextCondition, Leaf
 from flinkish_spark.cep.expressions import Expression
-from flinkish_spark.cep.matcher import Event, FlatMatches, Known, Matcher, PartialMatch
+from flinkish_spark.cep.matcher import Event, EventAnswers, FlatMatches, Matcher, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Stage
 from flinkish_spark.core.elements import (
     CLOSED,
@@ -233,7 +233,7 @@ class PatternOperator(TimedRowsOperator):
         self._searches = [_Search(one, self.element, states) for one in search.patterns]
         #: By key, matches found as columns, to be emitted here, and the time up to which they have been.
         self.found: dict[Any, tuple[FoundMatches, int]] = {}
-        self._known: tuple[DueRows | None, Sequence[Sequence[Known]]] = None, ()
+        self._known: tuple[DueRows | None, Sequence[Sequence[EventAnswers]]] = None, ()
         #: By condition, the number of its answer after the fields of an event.
         self._columns: dict[Leaf, int] = {}
         opened = _NoState(states.uid, states.max_parallelism)
@@ -242,7 +242,7 @@ class PatternOperator(TimedRowsOperator):
                 self._columns[leaf] = search.column_conditions.index(leaf.text)
             elif isinstance(leaf, Comparison):
                 leaf.expression = search.comparisons[leaf.text]
-            elif isinstance(leaf, LookingBack) and hasattr(leaf.owner, "open"):
+            elif isinstance(leaf, ContextCondition) and hasattr(leaf.owner, "open"):
                 leaf.owner.open(opened)
         self._settle = states.puts.settle
         self.function.open(states.view_for_function())
@@ -279,7 +279,7 @@ class PatternOperator(TimedRowsOperator):
     def close(self) -> None:
         self.function.close()
         for leaf in self._list_conditions():
-            if isinstance(leaf, LookingBack) and hasattr(leaf.owner, "close"):
+            if isinstance(leaf, ContextCondition) and hasattr(leaf.owner, "close"):
                 leaf.owner.close()
 
     def _keep(self, value: Any, context: FunctionContext) -> None:
@@ -334,7 +334,7 @@ class PatternOperator(TimedRowsOperator):
         # The timer is for the first time-out.
         move_timer(self._timers, self._search.clock, *first_ms)
 
-    def _find_known(self, due: DueRows) -> Sequence[Sequence[Known]]:
+    def _find_known(self, due: DueRows) -> Sequence[Sequence[EventAnswers]]:
         """Return, by pattern, the known facts about each event of the current key group."""
         if self._known[0] is not due:
             found = []

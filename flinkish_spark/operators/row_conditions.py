@@ -67,23 +67,23 @@ class _ColumnEvaluator:
                 return self._columns[made.field]
             case E.Literal():
                 return _to_scalar(made.given)
-            case E.Navigated():
+            case E.Navigation():
                 return self._shift(self.evaluate(made.of), -made.rows)
             case E.All():
                 return functools.reduce(pc.and_kleene, map(self.evaluate, made.of))
-            case E.Negated():
+            case E.Negation():
                 return pc.invert(self.evaluate(made.of))
             case E.IsNull():
                 return pc.is_null(self.evaluate(made.of))
-            case E.FirstKnown():
+            case E.Coalesce():
                 return pc.coalesce(*map(self.evaluate, made.of))
-            case E.Chosen():
+            case E.CaseWhen():
                 found = self.evaluate(made.otherwise)
                 for condition, value in reversed(made.cases):
                     holds = pc.fill_null(self.evaluate(condition), False)
                     found = pc.if_else(holds, self.evaluate(value), found)
                 return found
-            case E.Applied():
+            case E.FunctionCall():
                 return _apply(made.function, [self.evaluate(one) for one in made.of])
         raise _NotInColumns
 
@@ -109,10 +109,10 @@ def earlier_events(made: E.Expression) -> tuple[tuple[str, bool], ...] | None:
     """
     found: dict[tuple[str, bool], None] = {}
     for one in made.all_parts():
-        if isinstance(one, E.Aggregated) or (isinstance(one, E.Navigated) and one.offset):
+        if isinstance(one, E.Aggregate) or (isinstance(one, E.Navigation) and one.offset):
             return None
         for name in getattr(one, "variables", None) or ():
-            found[name, not (isinstance(one, E.Navigated) and one.from_first)] = None
+            found[name, not (isinstance(one, E.Navigation) and one.from_first)] = None
     return tuple(found)
 
 
@@ -172,7 +172,7 @@ class _EventPairEvaluator(_ColumnEvaluator):
                 if variables is not None:
                     places = self._before_of[next(iter(variables)), not self._from_first]
                 return self._columns[field].take(places)
-            case E.Navigated(of=of, from_first=from_first):
+            case E.Navigation(of=of, from_first=from_first):
                 self._from_first = from_first
                 try:
                     return self.evaluate(of)
@@ -256,8 +256,8 @@ def _make_unary(name: str) -> Callable[[Sequence[Any], int], Any]:
 
 #: By function of `cep.values`, the function over columns; it gets the values and the bound arguments.
 _PARTIALS: Mapping[Any, Callable[..., Any]] = {
-    V.of_wholes: _apply_to_integers,
-    V.of_doubles: _apply_to_doubles,
+    V.compute_wholes: _apply_to_integers,
+    V.compute_doubles: _apply_to_doubles,
     V.whole_of_number: _to_whole,
     V.negative_whole: _make_unary("negate"),
     V.absolute_whole: _make_unary("abs"),

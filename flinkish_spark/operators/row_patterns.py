@@ -69,7 +69,7 @@ class RowPatternOperator(TimedRowsOperator):
         for told in self._matcher.run(state, watermark_ms):
             front = [told.first[at] for at in self._key_fields] if self._one_row else told.row or ()
             self._context.emit(((*front, *told.values),), told.time_ms)
-        state.forget(self._matcher.unneeded(state))
+        state.forget(self._matcher.count_unneeded(state))
         if state.matches > matches:
             self._context.count(MATCHES, state.matches - matches)
         self._write(state)

@@ -38,9 +38,9 @@ from flinkish_spark.planning.transforms import (
     WorkerPass,
     apply_transform,
     chain_workers,
+    describe_function,
     find_fields,
     find_frame_function,
-    quote_name,
     read_functions,
     read_functions_over,
 )
@@ -314,7 +314,7 @@ def _apply_frame_functions(uid: str, stream: TaggedStream, functions: Sequence[T
 
 def _not_row_by_row(uid: str, found: NonRowTransform) -> GraphError:
     return GraphError(
-        f"the transform() {quote_name(found.function)} stands between the keyed operator '{uid}' and "
+        f"the transform() {describe_function(found.function)} stands between the keyed operator '{uid}' and "
         f"an earlier one, and does more than look at single rows: it contains {found.what}",
         why="barriers are rows between the records, and pass only selections, computed columns and filters",
         what_to_do="use select, withColumn, where and drop; or functions of single records: map(), "

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
-from flinkish_spark.bridge.plans import named_operators, named_scan
+from flinkish_spark.bridge.plans import name_operators, name_scan
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
@@ -147,7 +147,7 @@ class _Operator:
             group.cast("long").alias(C.SEQUENCE),
             F.col("value").alias(C.BLOCK),
         )
-        return rows.unionByName(named_scan(states, ScanRole.SEED, self.parts.node.uid))
+        return rows.unionByName(name_scan(states, ScanRole.SEED, self.parts.node.uid))
 
     def make_packer(self, number: int, given: KeyedInput, sent: SentColumns) -> BlockPacker:
         uid, counts_as, combine = self.parts.node.uid, self.parts.counts_as, None
@@ -207,7 +207,7 @@ def _route_rows(operators: Sequence[_Operator]) -> DataFrame:
             (one.make_control_routes(), [share.number for share in apart if share.operator is one])
             for one in dict.fromkeys(share.operator for share in apart)
         ]
-        frames.append(named_scan(_route_control_rows(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
+        frames.append(name_scan(_route_control_rows(apart[0].given.frames[1], targets), ScanRole.BARRIERS))
     return reduce(DataFrame.unionByName, frames)
 
 
@@ -323,7 +323,7 @@ def _label_scan(frame: DataFrame, shares: Sequence[_InputShare], *, is_alone: bo
     if not inputs:
         return frame
     # A scan for one operator alone may be in several chains.
-    return named_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
+    return name_scan(frame, ScanRole.RECORDS, inputs[0][1], () if is_alone and len(inputs) == 1 else inputs)
 
 
 def _route_control_rows(barriers: DataFrame, targets: Sequence[tuple[Column, Sequence[int]]]) -> DataFrame:
@@ -371,7 +371,7 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
     timed = tuple(of_output for one in found for of_output in one.timed)
     fields = tuple(of_output for one in found for of_output in one.outputs)
     unpacker = BlockUnpacker(fields, timed)
-    named = named_operators(applied, [one.parts.node.uid for one in found])
+    named = name_operators(applied, [one.parts.node.uid for one in found])
     frame = C.map_in_arrow(named, unpacker, unpacker.columns)
     outputs = tuple(tuple(of_output.names) for of_output in fields)
     made = []

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import calls_python, named_chain, named_scan
+from flinkish_spark.bridge.plans import calls_python, name_chain, name_scan
 from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.connectors.control_source import load_control
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceNode
@@ -237,7 +237,7 @@ class Planner:
             if index != shown[0]:
                 continue
             beside = [C.SEQUENCE] if asked.intersection(shown) else []
-            frames.append(named_chain(tag(stream, index, beside, self._find_streams(shown)), chain))
+            frames.append(name_chain(tag(stream, index, beside, self._find_streams(shown)), chain))
         return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
 
     def _find_streams(self, shown: Sequence[int]) -> list[int]:
@@ -266,8 +266,8 @@ class Planner:
         size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
         if len(of_sinks) < len(workers) or size > _MOST_PICKLED:
             return None
-        named = named_scan(given, ScanRole.RECORDS, first.source) if first.source else given
-        return DeferredPass(named_chain(named, chain), worker, of_sinks)
+        named = name_scan(given, ScanRole.RECORDS, first.source) if first.source else given
+        return DeferredPass(name_chain(named, chain), worker, of_sinks)
 
     def _make_part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
         frame = self._ends.setdefault(chain, replace(tagged, transforms=())).frame
@@ -318,19 +318,19 @@ class Planner:
         fields = [F.col(quote_name(name)) for name in first.schema.names]
         if first.is_marked:
             marked = first.frame.select(*C.CONTROL, *fields)
-            named = named_scan(marked, ScanRole.RECORDS, first.source)
+            named = name_scan(marked, ScanRole.RECORDS, first.source)
             tagged = TaggedStream(
                 named, first.schema, first.channels, by_workers=by_workers, source=first.source
             )
             return self._add_markers(tagged, chain)
         kind = (F.lit(int(C.Kind.RECORD)).alias(C.KIND), F.lit(0).cast("long").alias(C.CHECKPOINT))
         frames = [
-            named_scan(
+            name_scan(
                 stream.frame.select(*kind, C.CHANNEL, C.SEQUENCE, *fields), ScanRole.RECORDS, stream.source
             )
             for stream in streams
         ]
-        barriers = named_scan(first.barriers(), ScanRole.BARRIERS)
+        barriers = name_scan(first.barriers(), ScanRole.BARRIERS)
         frame = reduce(DataFrame.unionByName, frames).unionByName(barriers, allowMissingColumns=True)
         return self._add_markers(TaggedStream(frame, first.schema, first.channels), chain)
 

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Computing, NotRowByRow, Selection, layout_of, row_plan
+from flinkish_spark.bridge.plans import NotRowByRow, Projection, Selection, layout_of, row_plan
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.operators.recorded_answers import Recording
@@ -292,7 +292,7 @@ def translate_to_union(
     if isinstance(found, NotRowByRow):
         return None
     computed = {
-        one.name: one.value for step in found.steps if isinstance(step, Computing) for one in step.columns
+        one.name: one.value for step in found.steps if isinstance(step, Projection) for one in step.columns
     }
     return {name: computed.get(output, output) for name, output in zip(columns, found.outputs, strict=True)}
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Keeping, NotRowByRow, RowPlan, Selection, row_plan
+from flinkish_spark.bridge.plans import NotRowByRow, RowFilter, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.foreign_errors import describe_error
@@ -75,8 +75,8 @@ class RecordFunction:
 
     #: Shared with all copies of this function.
     settings: TransformSettings
-    #: A wrapper of the worker: :class:`~flinkish_spark.worker.time.DroppedTimesKeeper` passes the event times of
-    #: dropped records on.
+    #: A wrapper of the worker: :class:`~flinkish_spark.worker.time.DroppedTimesKeeper` passes the event
+    #: times of dropped records on.
     wraps: type[DroppedTimesKeeper] | None
 
     def keep_times(self) -> Self:
@@ -330,24 +330,24 @@ def apply_transform(records: DataFrame, function: Transform) -> DataFrame:
         raise
     except AnalysisException as error:
         raise GraphError(
-            f"Spark refuses what {quote_name(function)} of transform() does",
+            f"Spark refuses what {describe_function(function)} of transform() does",
             why=str(error).partition("\n")[0],
             what_to_do=f"correct it; the records have {', '.join(_list_fields(records))}",
         ) from error
     except Exception as error:
         raise UserFunctionError(
-            f"{quote_name(function)} of transform() failed: {describe_error(error)}",
+            f"{describe_function(function)} of transform() failed: {describe_error(error)}",
             what_to_do="correct it: it must make a DataFrame of the DataFrame of records",
         ) from error
     if not isinstance(found, DataFrame):
         raise GraphError(
-            f"{quote_name(function)} of transform() returned a {type(found).__name__}",
+            f"{describe_function(function)} of transform() returned a {type(found).__name__}",
             what_to_do="return a DataFrame",
         )
     return found
 
 
-def quote_name(function: object) -> str:
+def describe_function(function: object) -> str:
     name = getattr(function, "__qualname__", type(function).__qualname__)
     return f"'{name}'"
 
@@ -413,7 +413,7 @@ class RowByRow(ReadRows):
         """Apply the plan in the Arrow pass that reads a source's records; None if impossible."""
         steps: list[Mapping[str, Expression] | Expression] = []
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 made: Any = step.in_arrow
             else:
                 found = {one.name: one.in_arrow for one in step.columns}
@@ -433,7 +433,7 @@ class RowByRow(ReadRows):
         """Apply the plan to a frame without control rows; return control columns and fields."""
         control = [name for name in records.columns if name.startswith(PREFIX)]
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 records = records.where(step.condition)
             else:
                 records = records.withColumns({one.name: one.value for one in step.columns})
@@ -455,7 +455,7 @@ class RowByRow(ReadRows):
     def _mark_dropped(self, records: DataFrame, place: str) -> DataFrame:
         has_place = _has_place(records, place)
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 kept = F.when(has_place, F.when(step.condition, F.col(place))).otherwise(F.col(place))
                 records = records.withColumn(place, kept)
             else:
@@ -465,7 +465,7 @@ class RowByRow(ReadRows):
 
     @property
     def drops(self) -> bool:
-        return any(isinstance(step, Keeping) for step in self.plan.steps)
+        return any(isinstance(step, RowFilter) for step in self.plan.steps)
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -476,7 +476,7 @@ class RowByRow(ReadRows):
         """The steps of the plan, in a form that passes control rows on."""
         is_record, found = F.col(C.KIND) == int(C.Kind.RECORD), list[Selection | Column]()
         for step in self.plan.steps:
-            if isinstance(step, Keeping):
+            if isinstance(step, RowFilter):
                 found.append(F.when(is_record, step.condition).otherwise(F.lit(True)))
             else:
                 made = [F.when(is_record, one.value).alias(one.name) for one in step.columns]

@@ -1,1 +1,1 @@
-"""Tells other systems how a job is: metrics, traces and lineage, all out of the job's own record."""
+"""Reporters of a job's metrics, traces and lineage to other systems, from its job directory."""

@@ -1,4 +1,4 @@
-"""Logs for machines: a JSON object for each line, with what its thread worked for."""
+"""JSON logs: one object per line, with job, lineage, checkpoint and micro-batch of its thread."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import logging
 from datetime import UTC, datetime
 
 from flinkish_spark.core.log_context import log_facts
-from flinkish_spark.job.trace_log import without_secrets
+from flinkish_spark.job.trace_log import hide_secrets
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a line of a log as a JSON object, for a handler of Python's logging.
+    """A formatter for Python's logging that writes each line as a JSON object.
 
-    Beside the time in UTC, the level, the logger, the thread and the message: `job`, `lineage`, `checkpoint`
-    and `micro_batch`, as far as the thread works for one; and `exception` with a trace. What looks like a
-    secret is hidden. Give the formatter to a handler that formats in the thread that logs, as all but
-    `QueueHandler` do.
+    Besides the time in UTC, level, logger, thread and message: `job`, `lineage`, `checkpoint` and
+    `micro_batch`, if the thread works for one; and `exception` with the traceback. Likely secrets are hidden.
+    Use it with a handler that formats in the logging thread, as all but `QueueHandler` do.
 
     Examples
     --------
@@ -27,7 +26,7 @@ class JsonFormatter(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Format the record."""
         at = datetime.fromtimestamp(record.created, UTC)
         found: dict[str, object] = {
             "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -35,8 +34,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "thread": record.threadName,
             **log_facts(),
-            "message": without_secrets(record.getMessage()),
+            "message": hide_secrets(record.getMessage()),
         }
         if record.exc_info:
-            found["exception"] = without_secrets(self.formatException(record.exc_info))
+            found["exception"] = hide_secrets(self.formatException(record.exc_info))
         return json.dumps(found, ensure_ascii=False, default=str)

@@ -1,8 +1,8 @@
-"""The metrics of a job by Flink's names: which there are, and what they show, out of a snapshot of the job.
+"""The metrics of a job with Flink's names: the catalogue, and the values from a snapshot of the job.
 
-This is the one place where a metric gets its value. The REST server, the Prometheus endpoint, OpenTelemetry
-and Spark's metric system show what is said here. Everything comes from the job directory, so it is the same
-in any process, and of a job that is down. It is as of the newest complete checkpoint.
+All metric values are computed here; the REST server, the Prometheus endpoint, OpenTelemetry and Spark's
+metric system show them. They come from the job directory, so they are the same in any process, also for a job
+that is down, and are those of the newest complete checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Number = int | float
 
 
 class Scope(enum.Enum):
-    """The subject of a metric, in Flink's words. A task is here a whole vertex of the job graph."""
+    """The scope of a metric, as in Flink. A task is a whole vertex of the job graph."""
 
     JOB = "job"
     TASK = "task"
@@ -28,7 +28,7 @@ class Scope(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """The type of a metric: a counter only grows, for the life of the job directory."""
+    """The type of a metric; a counter only grows during the life of the job directory."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -47,9 +47,9 @@ class Metric:
 class Measurement:
     metric: Metric
     value: Number
-    #: The vertex, of a metric of a task.
+    #: The vertex of a task metric.
     task: JobVertex | None = None
-    #: The uid, of a metric of an operator; empty where all operators share it.
+    #: The uid of an operator metric; empty if all operators share the value.
     operator: str = ""
 
 
@@ -59,7 +59,7 @@ def _all(scope: Scope, *rows: tuple[str, Kind, str, str]) -> list[Metric]:
 
 _COUNTER, _GAUGE = Kind.COUNTER, Kind.GAUGE
 _RECORDS, _SHARE = "{record}", "ms/s"
-#: Every metric of the product.
+#: The catalogue of all metrics.
 CATALOGUE: tuple[Metric, ...] = (
     *_all(
         Scope.JOB,
@@ -97,9 +97,9 @@ CATALOGUE: tuple[Metric, ...] = (
         ("pendingRecords", _GAUGE, _RECORDS, "of a source: records that are there and not read"),
         ("numRecordsOut", _COUNTER, _RECORDS, "of a sink: records that it has written"),
         ("numBytesOut", _COUNTER, "By", "of a sink: bytes that it has written, where it tells"),
-        ("numLateRecordsDropped", _COUNTER, _RECORDS, "of a window or a join: records that came too late"),
+        ("numLateRecordsDropped", _COUNTER, _RECORDS, "of a window or a join: late records"),
         ("currentInputWatermark", _GAUGE, "ms", "its watermark"),
-        ("watermarkLag", _GAUGE, "ms", "how far that was behind the wall clock"),
+        ("watermarkLag", _GAUGE, "ms", "lag of the watermark behind the wall clock"),
         ("totalCommittables", _COUNTER, "{committable}", "of a sink: what was staged and decided"),
         (
             "successfulCommittables",
@@ -119,7 +119,7 @@ CATALOGUE: tuple[Metric, ...] = (
     ),
 )
 _BY_NAME = {(one.scope, one.name): one for one in CATALOGUE}
-#: Those of the catalogue that the job's statistics hold as they are.
+#: Metrics of the catalogue whose values the job's statistics contain unchanged.
 _OPERATORS_TOTALS = frozenset(one.name for one in CATALOGUE if one.scope is Scope.OPERATOR)
 
 
@@ -155,9 +155,9 @@ def job_measurements(snapshot: JobSnapshot) -> list[Measurement]:
         found["lastCheckpointSize"] = found["lastCheckpointFullSize"] = newest.bytes_staged
     flow = snapshot.flow
     if flow is not None and is_running:
-        found["busyTimeMsPerSecond"] = _per_second(flow.busy)
-        found["backPressuredTimeMsPerSecond"] = _per_second(flow.back_pressured)
-    return _measured(Scope.JOB, found)
+        found["busyTimeMsPerSecond"] = _to_ms_per_second(flow.busy)
+        found["backPressuredTimeMsPerSecond"] = _to_ms_per_second(flow.back_pressured)
+    return _measure(Scope.JOB, found)
 
 
 def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurement]:
@@ -166,15 +166,15 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
     written = _sum(totals.get(uid, {}).get("numRecordsOut") for uid in sinks)
     read = _sum(totals.get(uid, {}).get("numRecordsIn") for uid in sources)
     found: dict[str, Number | None] = {
-        # A vertex of sinks gets what it writes.
+        # The input of a vertex of sinks is what it writes.
         "numRecordsIn": written if len(sinks) == len(vertex.operators) else read,
         "numRecordsOut": written,
-        "busyTimeMsPerSecond": _per_second(busy),
-        "backPressuredTimeMsPerSecond": _per_second(held),
+        "busyTimeMsPerSecond": _to_ms_per_second(busy),
+        "backPressuredTimeMsPerSecond": _to_ms_per_second(held),
         "currentInputWatermark": snapshot.watermark_of(vertex),
     }
     if busy is not None and held is not None:
-        found["idleTimeMsPerSecond"] = _per_second(max(0.0, 1.0 - busy - held))
+        found["idleTimeMsPerSecond"] = _to_ms_per_second(max(0.0, 1.0 - busy - held))
     flow = snapshot.flow
     if flow is not None and snapshot.status is JobStatus.RUNNING:
         for name, counts, uids in (
@@ -182,15 +182,15 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
             ("numRecordsOutPerSecond", flow.rows_by_sink, sinks),
         ):
             count = _sum(counts.get(uid) for uid in uids)
-            found[name] = None if count is None else flow.per_second(count)
-    return _measured(Scope.TASK, found, task=vertex)
+            found[name] = None if count is None else flow.to_rate(count)
+    return _measure(Scope.TASK, found, task=vertex)
 
 
 def operator_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
-    """Yield what is known of sources, operators with event time, and sinks."""
+    """Yield measurements of sources, event-time operators, and sinks."""
     pending = snapshot.pending_committables
     totals, watermarks = snapshot.history.totals, snapshot.watermarks_ms
-    # Those of operators that the program has no more stay in the totals; nobody would know what they are.
+    # Measurements of removed operators stay in the totals only.
     known = snapshot.graph.by_uid
     for uid in [uid for uid in known if uid in totals or uid in watermarks or uid in pending]:
         found: dict[str, Number | None] = {
@@ -198,9 +198,9 @@ def operator_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
         }
         if "totalCommittables" in found or uid in pending:
             found["pendingCommittables"] = pending.get(uid, 0)
-        yield from _measured(Scope.OPERATOR, {**found, **_times(snapshot, uid)}, operator=uid)
+        yield from _measure(Scope.OPERATOR, {**found, **_times(snapshot, uid)}, operator=uid)
     if "" in watermarks:
-        yield from _measured(Scope.OPERATOR, _times(snapshot, ""))
+        yield from _measure(Scope.OPERATOR, _times(snapshot, ""))
 
 
 def _times(snapshot: JobSnapshot, uid: str) -> dict[str, Number | None]:
@@ -209,12 +209,12 @@ def _times(snapshot: JobSnapshot, uid: str) -> dict[str, Number | None]:
 
 
 def user_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
-    """Yield what functions have measured; a gauge and a distribution are summed up in several ways."""
+    """Yield users' metrics; a gauge and a distribution give several aggregates."""
     for uid, own in snapshot.history.user_metrics.items():
         for name, one in own.items():
             for end, kind, value in _values(one):
                 if (Scope.OPERATOR, f"{name}{end}") in _BY_NAME:
-                    # Two values by one name would be neither.
+                    # Two values with the same name would be wrong.
                     continue
                 metric = Metric(f"{name}{end}", kind, Scope.OPERATOR, "1", f"{one.kind.value} of a function")
                 yield Measurement(metric, value, operator=uid)
@@ -223,7 +223,7 @@ def user_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
 def _values(one: UserMetric) -> Iterator[tuple[str, Kind, Number]]:
     match one.kind:
         case UserMetricKind.COUNTER:
-            # It may be decremented.
+            # A counter may be decremented, so it is a gauge.
             yield "", Kind.GAUGE, one.count
         case UserMetricKind.METER:
             yield ".count", Kind.COUNTER, one.count
@@ -236,7 +236,7 @@ def _values(one: UserMetric) -> Iterator[tuple[str, Kind, Number]]:
                     yield end, Kind.GAUGE, value
 
 
-def _measured(
+def _measure(
     scope: Scope, found: dict[str, Number | None], task: JobVertex | None = None, operator: str = ""
 ) -> list[Measurement]:
     return [
@@ -251,5 +251,5 @@ def _sum(values: Iterable[int | None]) -> int | None:
     return sum(known) if known else None
 
 
-def _per_second(share: float | None) -> int | None:
+def _to_ms_per_second(share: float | None) -> int | None:
     return None if share is None else round(share * 1_000)

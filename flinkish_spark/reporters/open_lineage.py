@@ -1,4 +1,4 @@
-"""Tells catalogs by OpenLineage what a job reads and writes: an event for each complete checkpoint."""
+"""Reports the inputs and outputs of a job to catalogs with OpenLineage, at each complete checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.job.snapshot import JobSnapshot
-from flinkish_spark.job.trace_log import without_secrets
+from flinkish_spark.job.trace_log import hide_secrets
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import source_of
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 LOG = logging.getLogger(__name__)
-#: Who says it, as a URI.
+#: The producer of events, as a URI.
 _PRODUCER = f"urn:flinkish-spark:{__version__}"
-#: What of a cause is told: its beginning, without secrets.
+#: Maximum length of a failure's cause in an event.
 _MOST_TEXT = 500
 
 
@@ -43,16 +43,16 @@ class _Output:
 
 
 class OpenLineageReporter(Reporter):
-    """Sends OpenLineage events of a job, for `env.add_reporter`.
+    """A reporter of OpenLineage events, for `env.add_reporter`.
 
-    An execution is a run: START when it has begun, RUNNING with each complete checkpoint, and COMPLETE, ABORT
-    or FAIL at its end. Where to is OpenLineage's own business: ``OPENLINEAGE_URL``, ``openlineage.yml``;
+    An execution is a run: START at its begin, RUNNING at each complete checkpoint, and COMPLETE, ABORT or
+    FAIL at its end. Configure the destination as for OpenLineage: ``OPENLINEAGE_URL``, ``openlineage.yml``;
     ``OPENLINEAGE_NAMESPACE`` is the namespace of the job.
 
     Parameters
     ----------
     client
-        Of openlineage-python; None for one that is configured from outside.
+        A client of openlineage-python; None for one configured by the environment.
 
     Raises
     ------
@@ -91,7 +91,7 @@ class OpenLineageReporter(Reporter):
         self._outputs: list[_Output] = []
 
     def report(self, snapshot: JobSnapshot) -> None:
-        """Send an event for each checkpoint that is complete since the last call."""
+        """Send an event for each checkpoint completed since the last call."""
         self._newest = snapshot
         planned = self._job.planned()
         if planned is not None and not self._has_started:
@@ -103,10 +103,10 @@ class OpenLineageReporter(Reporter):
                 self._running(snapshot, ended)
 
     def close(self) -> None:
-        """Send how it ended, if it has begun."""
+        """Send the final event, if the run has begun."""
         if self._has_started and self._newest is not None:
-            # The last report may have come before the last change.
-            self._finished(JobSnapshot(self._newest.id, self._newest.job))
+            # The last report may be older than the last change.
+            self._report_end(JobSnapshot(self._newest.id, self._newest.job))
         if self._given is None:
             self._client.close()
 
@@ -122,7 +122,7 @@ class OpenLineageReporter(Reporter):
                 "durationMs": ended.durations.end_to_end_ms,
                 "rows": ended.rows,
             },
-            # As OpenLineage's own integration says it of Flink's jobs.
+            # As in OpenLineage's own integration for Flink.
             "checkpoints": {
                 "completed": counts.completed,
                 "failed": counts.failed,
@@ -133,7 +133,7 @@ class OpenLineageReporter(Reporter):
         }
         self._emit("RUNNING", at_ms, facets, rows)
 
-    def _finished(self, snapshot: JobSnapshot) -> None:
+    def _report_end(self, snapshot: JobSnapshot) -> None:
         from openlineage.client.facet_v2 import error_message_run
 
         status = snapshot.status
@@ -141,7 +141,7 @@ class OpenLineageReporter(Reporter):
         failures = () if snapshot.report is None else snapshot.report.failures
         facets: dict[str, Any] = {"flinkish_lineage": {"lineage": snapshot.lineage, "status": status.value}}
         if status is JobStatus.FAILED and failures:
-            cause = without_secrets(failures[-1].cause)[:_MOST_TEXT]
+            cause = hide_secrets(failures[-1].cause)[:_MOST_TEXT]
             facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(cause, "PYTHON")
         self._emit(state, SystemClock().wall_ms(), facets)
 
@@ -155,13 +155,13 @@ class OpenLineageReporter(Reporter):
         from openlineage.client.event_v2 import InputDataset, Job, Run, RunEvent, RunState
         from openlineage.client.facet_v2 import RunFacet, job_type_job, processing_engine_run
 
-        def of_run(given: Any) -> Any:
+        def make_run_facet(given: Any) -> Any:
             if not isinstance(given, dict):
                 return given
             known = {name: value for name, value in given.items() if value is not None}
             return RunFacet(producer=_PRODUCER).with_additional_properties(**known)
 
-        run_facets = {name: of_run(given) for name, given in facets.items()}
+        run_facets = {name: make_run_facet(given) for name, given in facets.items()}
         run_facets["processing_engine"] = processing_engine_run.ProcessingEngineRunFacet(
             __version__, "flinkish_spark", producer=_PRODUCER
         )
@@ -181,15 +181,15 @@ class OpenLineageReporter(Reporter):
         self._client.emit(event)
 
     def _look(self, planned: PlannedJob) -> None:
-        """Note once what is read and written; sources and Catalyst may have to be asked for it."""
+        """Determine inputs and outputs once, since sources and Catalyst may have to be called."""
         datasets = {node.uid: node.source.datasets() for node in self._job.sources}
         for uid, found in datasets.items():
             for dataset in found:
                 self._inputs.setdefault(dataset, _fields(planned.read.get(uid, ())))
-        self._outputs = list(self._written(planned, datasets))
+        self._outputs = list(self._find_outputs(planned, datasets))
 
     @staticmethod
-    def _written(planned: PlannedJob, datasets: Mapping[str, tuple[Dataset, ...]]) -> Iterable[_Output]:
+    def _find_outputs(planned: PlannedJob, datasets: Mapping[str, tuple[Dataset, ...]]) -> Iterable[_Output]:
         streams = len({stream for sink in planned.sinks for stream in sink.streams})
         for sink in planned.sinks:
             fields = _fields(sink.schema)
@@ -206,12 +206,12 @@ def _fields(schema: Iterable[T.StructField]) -> tuple[tuple[str, str], ...]:
 
 
 def _origins(planned: PlannedJob, sink: PlannedSink, streams: int) -> dict[str, list[tuple[str, str]]]:
-    """Return from which columns of which sources a sink's fields come, as far as Catalyst tells."""
+    """Return the source columns of a sink's fields, as far as Catalyst knows them."""
     try:
         found = origins_of(select_sink_rows(planned.frame, sink, streams))
     except Exception as error:
-        # Another version of Spark may have other plans: columns are left out.
-        LOG.info("where the columns of sink '%s' come from is not told: %s", sink.uid, error)
+        # Another version of Spark may have other plans; then columns are left out.
+        LOG.info("the origins of the columns of sink '%s' are not reported: %s", sink.uid, error)
         return {}
     return {
         name: sorted((source_of(uid), column) for uid, column in found[name])

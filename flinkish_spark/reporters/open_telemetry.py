@@ -1,4 +1,4 @@
-"""Metrics and traces through OpenTelemetry: by the names of Flink's own OpenTelemetry reporters."""
+"""Metrics and traces with OpenTelemetry, with the names of Flink's OpenTelemetry reporters."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _NS_PER_MS = 1_000_000
 
 
 class OpenTelemetryReporter(Reporter):
-    """Sends metrics, and a span for each checkpoint, to an OpenTelemetry collector; for `env.add_reporter`.
+    """A reporter of metrics and checkpoint spans to an OpenTelemetry collector, for `env.add_reporter`.
 
-    The variables that OpenTelemetry defines say where to and how often: ``OTEL_EXPORTER_OTLP_ENDPOINT``,
-    ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_METRIC_EXPORT_INTERVAL``, ``OTEL_SERVICE_NAME``. Without them OTLP
-    goes by HTTP to port 4318 of this machine.
+    Configure destination and interval with OpenTelemetry's variables: ``OTEL_EXPORTER_OTLP_ENDPOINT``,
+    ``OTEL_EXPORTER_OTLP_HEADERS``, ``OTEL_METRIC_EXPORT_INTERVAL``, ``OTEL_SERVICE_NAME``. The default is
+    OTLP over HTTP to port 4318 of this machine.
 
     Parameters
     ----------
     metric_exporter, span_exporter
-        Of the OpenTelemetry SDK, for another way; None for OTLP over HTTP.
+        Exporters of the OpenTelemetry SDK; None for OTLP over HTTP.
 
     Raises
     ------
@@ -68,7 +68,7 @@ class OpenTelemetryReporter(Reporter):
         self._newest: tuple[tuple[JobSnapshot, Measurement], ...] = ()
 
     def open(self, job: ReportedJob) -> None:
-        """Make a meter and a tracer of this reporter's own; those of the program are left alone."""
+        """Create this reporter's own meter and tracer, separate from those of the program."""
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.metrics.view import View
@@ -77,7 +77,7 @@ class OpenTelemetryReporter(Reporter):
 
         resource = _resource()
         reader = PeriodicExportingMetricReader(self._metric_exporter or _otlp_metrics())
-        # The SDK makes names lower case; a view gives Flink's back.
+        # The SDK converts names to lower case; a view restores Flink's.
         names = (f"{_PREFIX[one.scope]}{one.name}" for one in CATALOGUE)
         views = [View(instrument_name=name.lower(), name=name) for name in names]
         self._meters = MeterProvider([reader], resource=resource, views=views)
@@ -89,7 +89,7 @@ class OpenTelemetryReporter(Reporter):
         self._ended = EndedCheckpoints()
 
     def report(self, snapshot: JobSnapshot) -> None:
-        """Show what is known now, and make spans of the checkpoints that have ended."""
+        """Update the metrics, and create spans of ended checkpoints."""
         found = list(measurements(snapshot))
         self._newest = tuple((snapshot, one) for one in found)
         for one in found:
@@ -98,12 +98,12 @@ class OpenTelemetryReporter(Reporter):
             self._trace(snapshot, ended)
 
     def close(self) -> None:
-        """Send what there is, and end."""
+        """Flush and shut down."""
         self._meters.shutdown()
         self._traces.shutdown()
 
     def _show(self, one: Measurement) -> None:
-        """Make the instrument of a metric, if there is none yet."""
+        """Create the instrument of a metric, if missing."""
         name = _PREFIX[one.metric.scope] + one.metric.name
         if name in self._instruments:
             return
@@ -125,7 +125,7 @@ class OpenTelemetryReporter(Reporter):
         return observe
 
     def _trace(self, snapshot: JobSnapshot, ended: CheckpointStatistics) -> None:
-        """Make a span of a checkpoint, with one below it for each participant, and for each commit."""
+        """Create the span of a checkpoint, with child spans for each participant and each commit."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
         begin_ms, took_ms = ended.trigger_at_ms, ended.durations.end_to_end_ms or 0
@@ -141,18 +141,18 @@ class OpenTelemetryReporter(Reporter):
             **{f"{name}_ms": took for name, took in _phases(ended).items()},
         }
         span = self._tracer.start_span(
-            "Checkpoint", start_time=begin_ms * _NS_PER_MS, attributes=_known(attributes)
+            "Checkpoint", start_time=begin_ms * _NS_PER_MS, attributes=_drop_nulls(attributes)
         )
         if ended.failure is not None:
-            # What an exception says may quote a record; the reason says enough to look it up.
+            # Only the reason, since an exception's text may quote a record.
             span.set_status(Status(StatusCode.ERROR, ended.failure.reason.value))
         context = set_span_in_context(span)
-        for name, one, since_ms, until_ms in _below(ended):
+        for name, one, since_ms, until_ms in _list_parts(ended):
             child = self._tracer.start_span(
                 name,
                 context,
                 start_time=(begin_ms + since_ms) * _NS_PER_MS,
-                attributes=_known(
+                attributes=_drop_nulls(
                     {
                         "uid": one.uid,
                         "kind": one.kind.value,
@@ -167,10 +167,10 @@ class OpenTelemetryReporter(Reporter):
         span.end((begin_ms + took_ms) * _NS_PER_MS)
 
 
-def _below(ended: CheckpointStatistics) -> Iterable[tuple[str, ParticipantStatistics, int, int]]:
-    """Yield the parts of a checkpoint: a name, who took part, from when to when, behind its request."""
+def _list_parts(ended: CheckpointStatistics) -> Iterable[tuple[str, ParticipantStatistics, int, int]]:
+    """Yield the parts of a checkpoint: name, participant, begin and end relative to its request."""
     took_ms = ended.durations.end_to_end_ms or 0
-    # Sinks commit one behind the other, in this order, from the decision on.
+    # After the decision sinks commit one after another, in this order.
     at_ms = max(0, took_ms - (ended.durations.commit_ms or 0))
     for one in ended.participants:
         yield "Acknowledge", one, 0, took_ms if one.ack_ms is None else one.ack_ms
@@ -191,7 +191,7 @@ def _phases(ended: CheckpointStatistics) -> dict[str, int | None]:
     }
 
 
-def _known(attributes: dict[str, Any]) -> dict[str, Any]:
+def _drop_nulls(attributes: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

@@ -1,4 +1,4 @@
-"""Metrics as Prometheus reads them: by the names that Flink's own reporter gives them, so that boards fit."""
+"""Metrics for Prometheus, with the names of Flink's reporter, so that its dashboards work."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from flinkish_spark.reporters.metrics import Measurement, Scope, measurements
 from flinkish_spark.reporters.reporter import ReportedJob, Reporter
 
 LOG = logging.getLogger(__name__)
-#: What Flink's names begin with, by what they are about.
+#: Flink's prefixes of names, by scope.
 _PREFIX = {
     Scope.JOB: "flink_jobmanager_job_",
     Scope.TASK: "flink_taskmanager_job_task_",
     Scope.OPERATOR: "flink_taskmanager_job_task_operator_",
 }
 _NO_LETTER = re.compile(r"[^a-zA-Z0-9_]")
-#: Flink's reporter begins to look for a free port here.
+#: The first port that Flink's reporter tries.
 FLINK_PORT = 9249
 _MOST_PORT = 65_535
-#: The type of the classic text format, which every Prometheus reads.
+#: The content type of the classic text format, which every Prometheus reads.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-#: A job, and what is known of it.
-_Known = tuple[JobSnapshot, Sequence[Measurement]]
+#: A job and its measurements.
+_MeasuredJob = tuple[JobSnapshot, Sequence[Measurement]]
 
 
 def text_of(snapshots: Iterable[JobSnapshot]) -> bytes:
-    """Return the metrics of jobs in Prometheus's text format, without jobs that cannot be read."""
+    """Return the metrics of jobs in Prometheus's text format; unreadable jobs are left out."""
     client = _client()
     registry = client.CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(lambda: _known(snapshots)))
+    registry.register(_Collector(lambda: _measure_jobs(snapshots)))
     text: bytes = client.generate_latest(registry)
     return text
 
@@ -56,10 +56,10 @@ def _client() -> Any:
     return prometheus_client
 
 
-def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
+def _measure_jobs(snapshots: Iterable[JobSnapshot]) -> Iterator[_MeasuredJob]:
     for snapshot in snapshots:
         try:
-            # All of a job or nothing: half of it would look like a change.
+            # All metrics of a job or none: a part would look like a change.
             yield snapshot, list(measurements(snapshot))
         except FlinkishError as error:
             LOG.warning("the job '%s' has no metrics: %s", snapshot.job.name, error)
@@ -67,9 +67,9 @@ def _known(snapshots: Iterable[JobSnapshot]) -> Iterator[_Known]:
 
 @dataclass(frozen=True)
 class _Collector:
-    """The collector that prometheus_client asks at each scrape."""
+    """The collector that prometheus_client calls at each scrape."""
 
-    known: Callable[[], Iterable[_Known]]
+    known: Callable[[], Iterable[_MeasuredJob]]
 
     def collect(self) -> Iterator[Any]:
         core, families = _client().core, dict[str, Any]()
@@ -78,11 +78,12 @@ class _Collector:
             for one in found:
                 name, labels = name_of(one), labels_of(snapshot, one)
                 if name not in families:
-                    # As in Flink's reporter, counters are gauges: names would end in `_total` otherwise.
+                    # As in Flink's reporter, counters are exported as gauges, since their names would else
+                    # end in `_total`.
                     families[name] = core.GaugeMetricFamily(name, one.metric.meaning, labels=tuple(labels))
                 series = (name, *labels.values())
                 if series not in shown:
-                    # Names of two metrics may differ in letters only that Prometheus does not have.
+                    # Names of two metrics may differ only in characters that Prometheus does not allow.
                     shown.add(series)
                     families[name].add_metric(series[1:], one.value)
         yield from families.values()
@@ -93,7 +94,7 @@ def name_of(one: Measurement) -> str:
 
 
 def labels_of(snapshot: JobSnapshot, one: Measurement) -> Mapping[str, str]:
-    """Return what tells a value from others of its name: the job, and the vertex or the uid."""
+    """Return the labels of a value: the job, and the vertex or the uid."""
     found = {"job_id": snapshot.id, "job_name": snapshot.job.name}
     if one.task is not None:
         found |= {"task_id": one.task.id, "task_name": one.task.name}
@@ -103,16 +104,16 @@ def labels_of(snapshot: JobSnapshot, one: Measurement) -> Mapping[str, str]:
 
 
 class PrometheusReporter(Reporter):
-    """Serves the metrics of a job at `/metrics`, in the job's own process; for `env.add_reporter`.
+    """A reporter that serves a job's metrics at `/metrics` in the job's process, for `env.add_reporter`.
 
-    With `ui=True` the page's server does so, too, and so does `flinkish ui` for a folder of jobs.
+    The server of `ui=True` also serves them, and so does `flinkish ui` for a folder of jobs.
 
     Parameters
     ----------
     port
-        On which it listens; 0 for one that is free.
+        The port; 0 picks a free one.
     host
-        The address. Loopback by default: a Prometheus on another machine reads through a proxy, or set it.
+        The address; by default loopback. For a Prometheus on another machine set it, or use a proxy.
 
     Raises
     ------
@@ -132,15 +133,15 @@ class PrometheusReporter(Reporter):
         _client()
         self._host, self._wanted = host, port
         self._server: tuple[Any, Any] | None = None
-        self._newest: tuple[_Known, ...] = ()
+        self._newest: tuple[_MeasuredJob, ...] = ()
 
     @property
     def port(self) -> int:
-        """On which it listens, while a job runs."""
+        """The port on which it listens while a job runs."""
         return self._wanted if self._server is None else int(self._server[0].server_port)
 
     def open(self, job: ReportedJob) -> None:
-        """Begin to listen."""
+        """Start the server."""
         client = _client()
         registry = client.CollectorRegistry(auto_describe=False)
         registry.register(_Collector(lambda: self._newest))
@@ -148,17 +149,17 @@ class PrometheusReporter(Reporter):
             self._server = client.start_http_server(self._wanted, self._host, registry)
         except OSError as error:
             raise EnvironmentFault(
-                f"nobody can listen on port {self._wanted} of {self._host}",
+                f"the reporter cannot listen on port {self._wanted} of {self._host}",
                 why=str(error),
                 what_to_do="choose another port for the PrometheusReporter, or 0 for one that is free",
             ) from None
 
     def report(self, snapshot: JobSnapshot) -> None:
-        """Show what is known now."""
-        self._newest = tuple(_known([snapshot]))
+        """Update the metrics."""
+        self._newest = tuple(_measure_jobs([snapshot]))
 
     def close(self) -> None:
-        """Let the port go."""
+        """Stop the server."""
         if self._server is not None:
             server, thread = self._server
             self._server = None

@@ -1,4 +1,4 @@
-"""Reporters, which tell other systems how a job is, and the threads in which they do."""
+"""Reporters, which send the state of a job to other systems, and their threads."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ if TYPE_CHECKING:
     from flinkish_spark.protocol.statistics import CheckpointStatistics, StatisticsHistory
 
 LOG = logging.getLogger(__name__)
-#: How often reporters are told although nothing has happened: uptime goes on. In a bucket a look has a price.
+#: Report intervals without changes, since the uptime grows; longer in a bucket, where each look costs
+#: requests.
 _IDLE_S, _IDLE_IN_BUCKET_S = 10.0, 60.0
-#: Changes come in groups: those that follow so soon are told of together.
+#: Changes within this time are reported together.
 _TOGETHER_S = 0.2
-#: How long the end of a job may take because of its reporters.
+#: Maximum delay of a job's end by its reporters.
 _LAST_REPORT_MS = 10_000
 
 
 @dataclass(frozen=True)
 class ReportedJob:
-    """The execution that a reporter tells of."""
+    """The reported execution."""
 
     name: str
     sources: Sequence[SourceNode] = ()
-    #: Returns what it runs; None until its checks have passed.
+    #: Returns the planned job; None until its checks have passed.
     planned: Callable[[], PlannedJob | None] = lambda: None
 
 
 class Reporter:
-    """Tells another system how a job is, in a thread of its own, which is none of the job's.
+    """The base class of reporters, which send the state of a job to another system, in a separate thread.
 
-    What it raises in `report` is logged and changes nothing. A job never waits for a reporter but for its
-    last report, and for that ten seconds at most.
+    An exception in `report` is logged and has no other effect. A job waits only for the last report, ten
+    seconds at most.
     """
 
     def open(self, job: ReportedJob) -> None:
@@ -57,21 +58,21 @@ class Reporter:
         Raises
         ------
         FlinkishError
-            It cannot work: the job is refused.
+            The reporter cannot work; the job is refused.
         """
 
     def report(self, snapshot: JobSnapshot) -> None:
-        """Tell how the job is: behind each checkpoint and each change of its status, and every ten seconds.
+        """Send the state of the job: after each checkpoint and change of its status, and every ten seconds.
 
-        In a job directory that is a bucket every minute, since a look has its price there.
+        With a job directory in a bucket only every minute, since each look costs requests.
         """
 
     def close(self) -> None:
-        """Say the last and disconnect; called once the job has ended, also where it was refused."""
+        """Send the last report and disconnect; called after the end of the job, also if it was refused."""
 
 
 class EndedCheckpoints:
-    """Tells of each checkpoint of this execution once, when it has ended."""
+    """Yields each ended checkpoint of this execution once."""
 
     def __init__(self) -> None:
         self._since_ms = SystemClock().wall_ms()
@@ -82,19 +83,19 @@ class EndedCheckpoints:
         found = [
             one
             for one in ended
-            # What an earlier process began is told of by that one, or by nobody.
+            # A checkpoint that an earlier process triggered is not this execution's.
             if one.trigger_at_ms >= self._since_ms and int(one.checkpoint) not in self._told
         ]
         self._told = {int(one.checkpoint) for one in ended}
         return found
 
 
-class _Telling:
-    """One reporter and its thread: a system that hangs keeps no other from being told."""
+class _ReporterThread:
+    """One reporter with its thread, so that a system that hangs does not block the others."""
 
     def __init__(self, reporter: Reporter, place: StoreSpec) -> None:
         self.reporter, self._place = reporter, place
-        #: Set when something has happened, and when the job has ended.
+        #: Set after a change, and at the end of the job.
         self.news, self.over = threading.Event(), threading.Event()
         name = f"flinkish-{type(reporter).__name__}"
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -114,7 +115,7 @@ class _Telling:
             try:
                 self._job = StoredJob.read(self._place)
             except FlinkishError:
-                # Before its first start has written who it is.
+                # The first start has not recorded the job yet.
                 return
         self.reporter.report(JobSnapshot(str(self._job.uuid), self._job))
 
@@ -126,22 +127,22 @@ class _Telling:
             LOG.debug("the trace", exc_info=True)
 
 
-class Reporting(QuietListener, ExecutionListener):
-    """Has the reporters of one execution told."""
+class ReporterGroup(QuietListener, ExecutionListener):
+    """The reporters of one execution."""
 
     def __init__(self, place: StoreSpec, reporters: Sequence[Reporter]) -> None:
-        self._tellings = [_Telling(reporter, place) for reporter in reporters]
-        self._opened: list[_Telling] = []
+        self._tellings = [_ReporterThread(reporter, place) for reporter in reporters]
+        self._opened: list[_ReporterThread] = []
 
     def begin(self, job: ReportedJob) -> None:
-        """Open all reporters; where one refuses, :meth:`end` closes those that are open."""
+        """Open all reporters; if one fails, :meth:`end` closes the open ones."""
         for one in self._tellings:
             one.reporter.open(job)
             one.thread.start()
             self._opened.append(one)
 
     def end(self) -> None:
-        """Have the last report made; waits for it, but not for long. A second call does nothing."""
+        """Send the last reports, with a time limit. A second call does nothing."""
         for one in self._opened:
             one.over.set()
             one.news.set()
@@ -169,5 +170,5 @@ class Reporting(QuietListener, ExecutionListener):
         self._tell()
 
     def on_job_executed(self, result: JobExecutionResult | None, error: BaseException | None) -> None:
-        # The last report is made before whoever waits for the job's end goes on.
+        # The last report is sent before callers that wait for the job's end continue.
         self.end()

@@ -1,4 +1,4 @@
-"""Metrics in Spark's own metric system: whatever sinks that has show them."""
+"""Metrics in Spark's own metric system, for all of its metric sinks."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _NO_LETTER = re.compile(r"[^a-zA-Z0-9_-]+")
 
 
 class SparkMetricsReporter(Reporter):
-    """Shows the metrics of a job in the metric system of Spark's driver; for `env.add_reporter`.
+    """A reporter to the metric system of Spark's driver, for `env.add_reporter`.
 
-    They are gauges of the source ``flinkish.JOB``: in JMX, in Spark's Prometheus page, in Graphite, wherever
-    ``metrics.properties`` says. Needs the JAR of this package.
+    Metrics are gauges of the source ``flinkish.JOB``: in JMX, Spark's Prometheus page, Graphite, or any other
+    sink in ``metrics.properties``. Needs the JAR of this package.
 
     Parameters
     ----------
     spark
-        The session that the job runs in.
+        The session of the job.
 
     Examples
     --------
@@ -37,12 +37,12 @@ class SparkMetricsReporter(Reporter):
         self._spark, self._job = spark, ""
 
     def open(self, job: ReportedJob) -> None:
-        """Look whether the JAR is there.
+        """Check that the JAR is present.
 
         Raises
         ------
         ConfigError
-            It is not.
+            The JAR is missing.
         """
         if not has_shim(self._spark):
             raise ConfigError(
@@ -52,7 +52,7 @@ class SparkMetricsReporter(Reporter):
             )
 
     def report(self, snapshot: JobSnapshot) -> None:
-        """Show what is known now."""
+        """Update the metrics."""
         self._job = snapshot.job.name
         found: dict[str, Number] = {}
         for one in measurements(snapshot):
@@ -60,7 +60,7 @@ class SparkMetricsReporter(Reporter):
         show_metrics(self._spark, self._job, found)
 
     def close(self) -> None:
-        """Show nothing any more."""
+        """Remove the metrics."""
         if self._job:
             show_metrics(self._spark, self._job, {})
 

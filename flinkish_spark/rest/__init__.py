@@ -1,1 +1,1 @@
-"""A REST server over job directories, with Flink's paths and field names; and a page over its answers."""
+"""A REST server for job directories, with Flink's paths and field names; and a web page that uses it."""

@@ -1,12 +1,11 @@
-"""The rules for requests: names the server answers to, where requests may come from, the token for changes.
+"""Access rules for requests: host names, origins, and the token for changes.
 
-A page of somebody else's that is open in the same browser can send requests to any server of this machine:
+A foreign page that is open in the same browser can send requests to any server of this machine. So:
 
-1. A request has to name this server as its host. One that another name has led here (DNS rebinding) is
-   refused.
-2. A request that a browser sends for a page (it says so by `Origin`) has to come from this server's own page.
-3. A change has to bring the token, in a header that no page of another origin can set. GET changes nothing.
-4. Where the server listens beyond this machine, reading needs the token, too.
+1. A request must name this server as its host. A request with another host (DNS rebinding) is refused.
+2. A request that a browser sends for a page (it has an `Origin`) must come from this server's own page.
+3. A change must have the token, in a header that pages of other origins cannot set. GET changes nothing.
+4. If the server listens beyond this machine, reading needs the token, too.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: What a request may bring; the largest one of ours is a path.
+#: Maximum size of a request's body; our largest one is a path.
 _MOST_BODY = 65_536
 _READING = frozenset({"GET", "HEAD"})
 _HEADERS = {
@@ -39,7 +38,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address is one of this machine that no other one reaches."""
+    """Return True if an address is on the loopback interface."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -50,12 +49,12 @@ def is_loopback(host: str) -> bool:
 class Access:
     host: str
     token: str = field(repr=False)
-    #: Further names by which it may be asked for, for example behind a proxy.
+    #: Further host names of the server, for example behind a proxy.
     names: frozenset[str] = frozenset()
     can_change: bool = True
 
     def why_refused(self, method: str, path: str, headers: Headers) -> tuple[int, str] | None:
-        """Return the status and the reason with which a request is refused; None if it is not."""
+        """Return HTTP status and reason if a request is refused; else None."""
         host = headers.get("host", "")
         if not self._is_mine(host):
             return 421, "this server does not answer to that name; give it with --name"
@@ -85,12 +84,12 @@ class Access:
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode())
 
 
-#: The page's own files: without any fact about jobs.
+#: The page's own files, which contain no data of jobs.
 PUBLIC_PATHS = frozenset({"/", "/page.css", "/page.js", "/icon.svg"})
 
 
 class Guard:
-    """Applies the rules to each request before anything else sees it; adds headers to each answer."""
+    """The middleware that applies the rules to each request first, and adds headers to each answer."""
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app, self._access = app, access
@@ -101,7 +100,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
 
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 own = [(name.encode(), value.encode()) for name, value in _HEADERS.items()]
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
@@ -114,10 +113,10 @@ class Guard:
         if refused is None and "transfer-encoding" in headers:
             refused = 411, "the request has to say how long it is"
         if refused is None:
-            await self._app(scope, receive, with_headers)
+            await self._app(scope, receive, send_with_headers)
             return
         status, why = refused
-        await errors(status, why)(scope, receive, with_headers)
+        await errors(status, why)(scope, receive, send_with_headers)
 
 
 def errors(status: int, *texts: str) -> Response:

@@ -1,4 +1,4 @@
-"""The paths of the server: what each answers, and what it asks of a job."""
+"""The paths of the server with their handlers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from starlette.routing import Mount, Route
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.asking import Patience, ask_until_interrupted, describe
+from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted, describe
 from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind, StopMode
-from flinkish_spark.job.rewind import order_rewind, what_became_of
+from flinkish_spark.job.rewind import find_rewind_status, order_rewind
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId
@@ -36,30 +36,30 @@ from flinkish_spark.rest import flinkish_views as ours
 from flinkish_spark.rest.access import Access, Guard, errors
 from flinkish_spark.rest.jobs import JobsInPlaces
 from flinkish_spark.rest.operations import (
-    OperationFailed,
+    OperationError,
     Operations,
     TooManyOperations,
-    TriggerIdTaken,
+    TriggerIdConflict,
 )
 
 LOG = logging.getLogger(__name__)
 
-#: Checkpoints of one answer: by default as many as Flink's history has, and at most.
+#: Number of checkpoints in one answer: by default (as in Flink's history), and at most.
 _FLINK_HISTORY, _MOST_LISTED = 10, 500
 _MOST_EXCEPTIONS = 16
-#: How long a job may take for what was asked of it, and to begin with a cancel.
+#: Time limits for a job to carry out a request, and to begin with a cancel.
 _ANSWERED_WITHIN_S, _CANCELLED_WITHIN_S = 3_600.0, 20.0
-#: How long a job that seems to run may take to take a request.
+#: Time limit for a job that seems to run to take a request.
 _TAKEN_WITHIN_MS = 15_000
 _POLL_MS = 200
-#: Between two looks for changes that a page is told of, and between two signs of life.
+#: Intervals of looks for changes, which pages are notified of, and of keep-alive comments.
 _LOOK_S, _LOOK_IN_BUCKET_S, _LIFE_S = 1.0, 5.0, 15.0
 _CLOSED_WITHIN_S = 0.2
 _MOST_LISTENERS = 64
 _SAVEPOINT, _STOP, _CHECKPOINT, _REWIND = "savepoint", "stop", "checkpoint", "rewind"
 
 
-class Refused(Exception):
+class RequestError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status, self.text = status, text
@@ -69,9 +69,9 @@ class Refused(Exception):
 class ServedJobs:
     jobs: JobsInPlaces
     access: Access
-    #: Where savepoints go if a request says nothing; empty for nowhere.
+    #: Default directory of savepoints; empty for none.
     savepoint_dir: str = ""
-    #: Set when the server is to end: those who are told of changes are told of no more.
+    #: Set when the server must end: streams of changes end, too.
     closing: threading.Event = field(default_factory=threading.Event)
 
 
@@ -82,7 +82,7 @@ def application(served: ServedJobs) -> Starlette:
         routes=[*_page(), *routes, Mount("/v1", routes=routes)],
         middleware=[Middleware(Guard, access=served.access)],
         exception_handlers={
-            Refused: lambda _, error: errors(error.status, error.text),
+            RequestError: lambda _, error: errors(error.status, error.text),
             FlinkishError: lambda _, error: errors(500, str(error)),
             404: lambda _, error: errors(404, "there is no such path"),
             405: lambda _, error: errors(405, "the path does not take this method"),
@@ -92,16 +92,16 @@ def application(served: ServedJobs) -> Starlette:
 
 
 class _FlinkAnswer(JSONResponse):
-    """Leaves out what is not known: clients that were made from Flink's OpenAPI document take no null."""
+    """An answer without null members, which clients generated from Flink's OpenAPI document do not accept."""
 
     def render(self, content: Any) -> bytes:
-        return super().render(_without_nulls(content))
+        return super().render(_drop_nulls(content))
 
 
-def _without_nulls(value: Any) -> Any:
+def _drop_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
-    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {name: _drop_nulls(one) for name, one in value.items() if one is not None}
+    return [_drop_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _page() -> list[Route]:
@@ -121,7 +121,7 @@ def _page() -> list[Route]:
 
 
 class _Paths:
-    """One method per group of paths; called in threads, since stores are read."""
+    """The handlers, one method per group of paths; called in threads, since they read stores."""
 
     def __init__(self, served: ServedJobs) -> None:
         self._served, self._jobs = served, served.jobs
@@ -141,59 +141,64 @@ class _Paths:
             Route("/jars", lambda request: JSONResponse({"address": str(request.base_url), "files": []})),
             Route("/jobs", lambda request: self._list(flink.job_id_with_status)),
             Route("/jobs/overview", lambda request: self._list(flink.job_overview)),
-            Route(job, self._of_job(flink.job_details), methods=["GET"]),
+            Route(job, self._serve_job(flink.job_details), methods=["GET"]),
             Route(job, self._cancel, methods=["PATCH"]),
-            Route(f"{job}/plan", self._of_job(flink.job_plan)),
-            Route(f"{job}/config", self._of_job(flink.job_config)),
-            Route(f"{job}/status", self._of_job(lambda one: {"status": one.status.value})),
+            Route(f"{job}/plan", self._serve_job(flink.job_plan)),
+            Route(f"{job}/config", self._serve_job(flink.job_config)),
+            Route(f"{job}/status", self._serve_job(lambda one: {"status": one.status.value})),
             Route(f"{job}/exceptions", self._exceptions),
-            Route(f"{job}/accumulators", self._of_job(flink.job_accumulators)),
+            Route(f"{job}/accumulators", self._serve_job(flink.job_accumulators)),
             Route(f"{job}/metrics", self._job_metrics),
             Route(
                 f"{job}/checkpoints",
-                self._of_job(lambda one: flink.checkpoints(one, _FLINK_HISTORY)),
+                self._serve_job(lambda one: flink.checkpoints(one, _FLINK_HISTORY)),
                 methods=["GET"],
             ),
             Route(f"{job}/checkpoints", self._trigger_checkpoint, methods=["POST"]),
-            Route(f"{job}/checkpoints/config", self._of_job(flink.checkpoint_config)),
+            Route(f"{job}/checkpoints/config", self._serve_job(flink.checkpoint_config)),
             Route(f"{job}/checkpoints/details/{{checkpoint}}", self._checkpoint),
             Route(f"{job}/checkpoints/details/{{checkpoint}}/subtasks/{{vertex}}", self._subtasks),
             Route(f"{job}/checkpoints/{{trigger}}", self._state_of(_CHECKPOINT)),
             Route(f"{job}/savepoints", self._trigger_savepoint, methods=["POST"]),
             Route(f"{job}/savepoints/{{trigger}}", self._state_of(_SAVEPOINT, _STOP)),
             Route(f"{job}/stop", self._stop, methods=["POST"]),
-            Route(vertex, self._of_vertex(flink.vertex_details)),
-            Route(f"{vertex}/subtasktimes", self._of_vertex(flink.vertex_times)),
-            Route(f"{vertex}/backpressure", self._of_vertex(flink.vertex_back_pressure)),
-            Route(f"{vertex}/watermarks", self._of_vertex(flink.vertex_watermarks)),
-            Route(f"{vertex}/metrics", self._vertex_metrics(flink.selected)),
-            Route(f"{vertex}/subtasks/metrics", self._vertex_metrics(flink.aggregated)),
+            Route(vertex, self._serve_vertex(flink.vertex_details)),
+            Route(f"{vertex}/subtasktimes", self._serve_vertex(flink.vertex_times)),
+            Route(f"{vertex}/backpressure", self._serve_vertex(flink.vertex_back_pressure)),
+            Route(f"{vertex}/watermarks", self._serve_vertex(flink.vertex_watermarks)),
+            Route(f"{vertex}/metrics", self._vertex_metrics(flink.select_metrics)),
+            Route(f"{vertex}/subtasks/metrics", self._vertex_metrics(flink.aggregate_metrics)),
             *self._own(f"{job}/flinkish"),
         ]
 
     def _own(self, base: str) -> list[Route]:
         return [
-            Route("/flinkish/jobs", lambda request: self._list(ours.listed_job)),
-            Route("/flinkish/unreadable", lambda request: JSONResponse(dict(self._jobs.found().unreadable))),
+            Route("/flinkish/jobs", lambda request: self._list(ours.summarize_job)),
+            Route(
+                "/flinkish/unreadable", lambda request: JSONResponse(dict(self._jobs.list_jobs().unreadable))
+            ),
             Route("/flinkish/events", self._all_events),
-            Route(base, self._own_of_job(ours.job)),
-            Route(f"{base}/graph", self._own_of_job(ours.graph)),
-            Route(f"{base}/watermarks", self._own_of_job(ours.watermarks)),
-            Route(f"{base}/sinks", self._own_of_job(ours.sinks)),
-            Route(f"{base}/lineages", self._own_of_job(ours.lineages)),
-            Route(f"{base}/checkpoints", self._listed(ours.checkpoints)),
+            Route(base, self._serve_own_job(ours.job)),
+            Route(f"{base}/graph", self._serve_own_job(ours.graph)),
+            Route(f"{base}/watermarks", self._serve_own_job(ours.watermarks)),
+            Route(f"{base}/sinks", self._serve_own_job(ours.sinks)),
+            Route(f"{base}/lineages", self._serve_own_job(ours.lineages)),
+            Route(f"{base}/checkpoints", self._serve_list(ours.checkpoints)),
             Route(f"{base}/checkpoints/{{checkpoint}}", self._own_checkpoint),
-            Route(f"{base}/decisions", self._listed(ours.decisions)),
-            Route(f"{base}/audit", self._own_of_job(lambda one: ours.audit(one, _MOST_LISTED))),
-            Route(f"{base}/chained", self._own_of_job(lambda one: ours.chained(one, self._jobs.found()))),
-            Route(f"{base}/rewind", self._own_of_job(lambda one: ours.rewind(one, 50)), methods=["GET"]),
+            Route(f"{base}/decisions", self._serve_list(ours.decisions)),
+            Route(f"{base}/audit", self._serve_own_job(lambda one: ours.audit(one, _MOST_LISTED))),
+            Route(
+                f"{base}/chained",
+                self._serve_own_job(lambda one: ours.find_chained_jobs(one, self._jobs.list_jobs())),
+            ),
+            Route(f"{base}/rewind", self._serve_own_job(lambda one: ours.rewind(one, 50)), methods=["GET"]),
             Route(f"{base}/rewind", self._rewind, methods=["POST"]),
             Route(f"{base}/rewind/{{trigger}}", self._state_of(_REWIND)),
             Route(f"{base}/events", self._events),
         ]
 
     def _all(self) -> list[JobSnapshot]:
-        return [JobSnapshot(job_id, job) for job_id, job in self._jobs.found().by_id.items()]
+        return [JobSnapshot(job_id, job) for job_id, job in self._jobs.list_jobs().by_id.items()]
 
     def _list(self, view: Callable[[JobSnapshot], dict[str, Any]]) -> Response:
         found = []
@@ -201,7 +206,7 @@ class _Paths:
             try:
                 found.append(view(snapshot))
             except FlinkishError as error:
-                # One damaged directory must not hide all others.
+                # A damaged directory must not hide the others.
                 LOG.warning("the job '%s' is not listed: %s", snapshot.job.name, error)
         return _FlinkAnswer({"jobs": found})
 
@@ -209,39 +214,41 @@ class _Paths:
         job_id = request.path_params["job"]
         job = self._jobs.find(job_id)
         if job is None:
-            raise Refused(404, f"there is no job {job_id[:40]}")
+            raise RequestError(404, f"there is no job {job_id[:40]}")
         return JobSnapshot(job_id, job)
 
     def _vertex(self, snapshot: JobSnapshot, request: Request) -> JobVertex:
         wanted = request.path_params["vertex"]
         found = next((one for one in snapshot.graph.vertices if one.id == wanted), None)
         if found is None:
-            raise Refused(404, f"the job has no vertex {wanted[:40]}")
+            raise RequestError(404, f"the job has no vertex {wanted[:40]}")
         return found
 
     def _view(self, snapshot: JobSnapshot, request: Request) -> Any:
         checkpoint = ours.checkpoint_id(request.path_params["checkpoint"])
         view = None if checkpoint is None else snapshot.checkpoint(checkpoint.value)
         if view is None:
-            raise Refused(404, "nothing is known of that checkpoint")
+            raise RequestError(404, "that checkpoint is not known")
         return view
 
-    def _of_job(
+    def _serve_job(
         self, view: Callable[[JobSnapshot], Any], answer: type[JSONResponse] = _FlinkAnswer
     ) -> Callable[[Request], Response]:
         return lambda request: answer(view(self._snapshot(request)))
 
-    def _own_of_job(self, view: Callable[[JobSnapshot], Any]) -> Callable[[Request], Response]:
-        return self._of_job(view, JSONResponse)
+    def _serve_own_job(self, view: Callable[[JobSnapshot], Any]) -> Callable[[Request], Response]:
+        return self._serve_job(view, JSONResponse)
 
-    def _of_vertex(self, view: Callable[[JobSnapshot, JobVertex], Any]) -> Callable[[Request], Response]:
+    def _serve_vertex(self, view: Callable[[JobSnapshot, JobVertex], Any]) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             snapshot = self._snapshot(request)
             return _FlinkAnswer(view(snapshot, self._vertex(snapshot, request)))
 
         return answer
 
-    def _listed(self, view: Callable[[JobSnapshot, int, int | None], Any]) -> Callable[[Request], Response]:
+    def _serve_list(
+        self, view: Callable[[JobSnapshot, int, int | None], Any]
+    ) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             at_most, before = _number(request, "limit", 50), _number(request, "before", None)
             return JSONResponse(view(self._snapshot(request), min(at_most or 0, _MOST_LISTED), before))
@@ -257,7 +264,7 @@ class _Paths:
 
     def _job_metrics(self, request: Request) -> Response:
         metrics = flink.job_metrics(self._snapshot(request))
-        return _FlinkAnswer(flink.selected(metrics, request.query_params.get("get")))
+        return _FlinkAnswer(flink.select_metrics(metrics, request.query_params.get("get")))
 
     def _vertex_metrics(
         self, view: Callable[[Mapping[str, str], str | None], Any]
@@ -286,7 +293,7 @@ class _Paths:
         given = await _body(request)
 
         def work(job: StoredJob) -> dict[str, Any]:
-            reply = _asked(job, RequestKind.CHECKPOINT)
+            reply = _ask_job(job, RequestKind.CHECKPOINT)
             return {"checkpointId": None if reply.checkpoint is None else int(reply.checkpoint)}
 
         return await run_in_threadpool(self._begin, request, _CHECKPOINT, work, given)
@@ -294,7 +301,7 @@ class _Paths:
     async def _trigger_savepoint(self, request: Request) -> Response:
         given = await _body(request)
         if _flag(given, "cancel-job"):
-            raise Refused(400, "a savepoint does not cancel the job here; POST to stop in place of it")
+            raise RequestError(400, "a savepoint cannot cancel the job here; POST to stop instead")
         return await self._export(request, _SAVEPOINT, _text(given, "target-directory"), given)
 
     async def _stop(self, request: Request) -> Response:
@@ -310,13 +317,13 @@ class _Paths:
         given: Mapping[str, Any],
         mode: StopMode = StopMode.SUSPEND,
     ) -> Response:
-        """Begin a savepoint in a new directory below `parent`, as Flink makes one."""
+        """Start a savepoint in a new directory below `parent`, as in Flink."""
         folder = _savepoint_parent(parent or self._served.savepoint_dir)
         asked = RequestKind.SAVEPOINT if kind == _SAVEPOINT else RequestKind.STOP_WITH_SAVEPOINT
 
         def work(job: StoredJob) -> dict[str, Any]:
             target = f"{folder}/savepoint-{str(job.uuid)[:6]}-{uuid.uuid4().hex[:12]}"
-            _asked(job, asked, target, mode)
+            _ask_job(job, asked, target, mode)
             return {"location": target}
 
         return await run_in_threadpool(self._begin, request, kind, work, given)
@@ -325,11 +332,11 @@ class _Paths:
         given = await _body(request)
         number = given.get("checkpoint")
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise Refused(400, "checkpoint must be the id of one: a whole number from 1 on")
+            raise RequestError(400, "checkpoint must be the id of one: a whole number from 1 on")
         tables = _tables(given)
 
         def work(job: StoredJob) -> dict[str, Any]:
-            return _rewound(self._snapshot(request), CheckpointId(number), tables)
+            return _rewind_and_wait(self._snapshot(request), CheckpointId(number), tables)
 
         return await run_in_threadpool(self._begin, request, _REWIND, work, given)
 
@@ -343,18 +350,20 @@ class _Paths:
         snapshot = self._snapshot(request)
         trigger = given.get("triggerId")
         if trigger is not None and not isinstance(trigger, str):
-            raise Refused(400, "triggerId must be a text")
+            raise RequestError(400, "triggerId must be a text")
         if kind != _REWIND:
             _refuse_if_down(snapshot)
         job = snapshot.job
         try:
             name = self._operations.begin(snapshot.id, kind, lambda: work(job), trigger)
         except ValueError as error:
-            raise Refused(400, str(error)) from None
-        except TriggerIdTaken:
-            raise Refused(409, "that trigger id belongs to another operation") from None
+            raise RequestError(400, str(error)) from None
+        except TriggerIdConflict:
+            raise RequestError(409, "that trigger id belongs to another operation") from None
         except TooManyOperations:
-            raise Refused(503, "too many operations are under way; ask again when some have ended") from None
+            raise RequestError(
+                503, "too many operations are under way; ask again when some have ended"
+            ) from None
         return JSONResponse({"request-id": name}, status_code=202)
 
     def _state_of(self, *kinds: str) -> Callable[[Request], Response]:
@@ -362,7 +371,7 @@ class _Paths:
             snapshot = self._snapshot(request)
             found = self._operations.find(snapshot.id, frozenset(kinds), request.path_params["trigger"])
             if found is None:
-                raise Refused(404, "no such operation: it was begun elsewhere, or was forgotten")
+                raise RequestError(404, "no such operation: it was begun elsewhere, or was forgotten")
             if not found.has_ended:
                 return JSONResponse({"status": {"id": "IN_PROGRESS"}})
             if found.failure is None:
@@ -375,13 +384,13 @@ class _Paths:
     def _cancel(self, request: Request) -> Response:
         mode = request.query_params.get("mode", "cancel")
         if mode != "cancel":
-            raise Refused(400, "mode can be cancel; to stop with a savepoint POST to stop")
+            raise RequestError(400, "mode can be cancel; to stop with a savepoint POST to stop")
         snapshot = self._snapshot(request)
         _refuse_if_down(snapshot)
-        patience = Patience.of_seconds(_CANCELLED_WITHIN_S, _TAKEN_WITHIN_MS)
+        patience = RequestTimeouts.from_seconds(_CANCELLED_WITHIN_S, _TAKEN_WITHIN_MS)
         reply = ask_until_interrupted(snapshot.job, RequestKind.CANCEL, patience)
         if reply.kind is not ReplyKind.COMPLETED:
-            raise Refused(504 if reply.kind is ReplyKind.NOT_TAKEN else 409, describe(reply))
+            raise RequestError(504 if reply.kind is ReplyKind.NOT_TAKEN else 409, describe(reply))
         return JSONResponse({}, status_code=202)
 
     async def _events(self, request: Request) -> Response:
@@ -408,11 +417,11 @@ class _Paths:
 
     def _stream(self, look: Callable[[], Any], every_s: float) -> Response:
         if self._listeners >= _MOST_LISTENERS:
-            raise Refused(503, "too many pages listen to this server")
+            raise RequestError(503, "too many pages listen to this server")
         return StreamingResponse(self._changes(look, every_s), media_type="text/event-stream")
 
     async def _changes(self, look: Callable[[], Any], every_s: float) -> AsyncIterator[str]:
-        """Yield an event with each change, the first at once, and a comment when nothing changes for long."""
+        """Yield an event for each change, the first at once, and a comment if nothing changes for long."""
         known, silent_s = None, 0.0
         self._listeners += 1
         try:
@@ -427,13 +436,13 @@ class _Paths:
                 elif silent_s >= _LIFE_S:
                     silent_s = 0.0
                     yield ": nothing has changed\n\n"
-                await self._slept(every_s)
+                await self._sleep(every_s)
                 silent_s += every_s
         finally:
             self._listeners -= 1
 
-    async def _slept(self, for_s: float) -> None:
-        """Wait, but not when the server is to end."""
+    async def _sleep(self, for_s: float) -> None:
+        """Sleep, but return early if the server ends."""
         for _ in range(round(for_s / _CLOSED_WITHIN_S)):
             if self._served.closing.is_set():
                 return
@@ -441,21 +450,21 @@ class _Paths:
 
 
 def _refuse_if_down(snapshot: JobSnapshot) -> None:
-    """Refuse at once what a job that does not run would never take."""
+    """Refuse a request at once if the job does not run."""
     if snapshot.is_over or snapshot.owner_epoch.value == 0:
-        raise Refused(409, f"the job '{snapshot.job.name}' does not run: it is {snapshot.status.value}")
+        raise RequestError(409, f"the job '{snapshot.job.name}' does not run: it is {snapshot.status.value}")
 
 
-def _asked(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode = StopMode.SUSPEND) -> Reply:
-    patience = Patience.of_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
+def _ask_job(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode = StopMode.SUSPEND) -> Reply:
+    patience = RequestTimeouts.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     reply = ask_until_interrupted(job, kind, patience, target=target, stop_mode=mode)
     if reply.kind is not ReplyKind.COMPLETED:
-        raise OperationFailed(describe(reply))
+        raise OperationError(describe(reply))
     return reply
 
 
-def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
-    """Order the job to go back, tell it if it runs, and wait until the order is closed."""
+def _rewind_and_wait(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
+    """Order a rewind, send a request to a running job, and wait until the order is closed."""
     job = snapshot.job
     order = order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered over REST")
     waits = {
@@ -465,11 +474,11 @@ def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dic
     }
     if snapshot.is_over:
         return waits
-    patience = Patience.of_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
+    patience = RequestTimeouts.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     owner, begin_ms = job.job_dir.newest_owner(), job.clock.monotonic_ms()
     reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
     while True:
-        status = what_became_of(job.job_dir, order)
+        status = find_rewind_status(job.job_dir, order)
         if status.state.is_closed:
             return {
                 "outcome": status.state.value,
@@ -479,37 +488,37 @@ def _rewound(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dic
         if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
             return waits
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
-            raise OperationFailed(f"ordered, and not done yet: {describe(reply)}; the order stays")
+            raise OperationError(f"ordered, and not done yet: {describe(reply)}; the order stays")
         job.clock.sleep_ms(_POLL_MS)
 
 
 async def _body(request: Request) -> Mapping[str, Any]:
-    """Return the JSON object that a request brings; an empty one if it brings nothing."""
+    """Return the JSON object of a request's body; an empty one for an empty body."""
     content = await request.body()
     if not content.strip():
         return {}
     if request.headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise Refused(415, "the request must be application/json")
+        raise RequestError(415, "the request must be application/json")
     try:
         given = json.loads(content)
     except (ValueError, RecursionError):
-        raise Refused(400, "the request is no JSON") from None
+        raise RequestError(400, "the request is no JSON") from None
     if not isinstance(given, dict):
-        raise Refused(400, "the request is no JSON object")
+        raise RequestError(400, "the request is no JSON object")
     return given
 
 
 def _text(given: Mapping[str, Any], name: str) -> str:
     value = given.get(name)
     if value is not None and not isinstance(value, str):
-        raise Refused(400, f"{name} must be a text")
+        raise RequestError(400, f"{name} must be a text")
     return value or ""
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:
     value = given.get(name)
     if value is not None and not isinstance(value, bool):
-        raise Refused(400, f"{name} must be true or false")
+        raise RequestError(400, f"{name} must be true or false")
     return bool(value)
 
 
@@ -517,7 +526,7 @@ def _tables(given: Mapping[str, Any]) -> Tables:
     try:
         return Tables(given.get("tables", Tables.KEEP.value))
     except ValueError:
-        raise Refused(400, "tables must be KEEP or RESTORE") from None
+        raise RequestError(400, "tables must be KEEP or RESTORE") from None
 
 
 def _number(request: Request, name: str, default: int | None) -> int | None:
@@ -525,15 +534,17 @@ def _number(request: Request, name: str, default: int | None) -> int | None:
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise Refused(400, f"{name} must be a whole number")
+        raise RequestError(400, f"{name} must be a whole number")
     return int(text)
 
 
 def _savepoint_parent(text: str) -> str:
     if not text:
-        raise Refused(400, "the request names no target directory, and the server has no --savepoint-dir")
+        raise RequestError(
+            400, "the request names no target directory, and the server has no --savepoint-dir"
+        )
     try:
         place = StoreSpec.parse(text)
     except ConfigError as error:
-        raise Refused(400, str(error)) from None
+        raise RequestError(400, str(error)) from None
     return place.url

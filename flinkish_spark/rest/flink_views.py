@@ -1,11 +1,10 @@
-"""The answers of Flink's REST paths, in Flink's shapes and by Flink's names, out of a snapshot of a job.
+"""The answers for Flink's REST paths, in Flink's format, from a snapshot of a job.
 
-Every member that a client of Flink's may look for is there. What Spark does not have, or what was not
-measured, is -1 or left out, as Flink itself does where it does not know: never a number that means something
-else.
+Every member that Flink's clients may read is present. A value that Spark does not have, or that was not
+measured, is -1 or left out, as in Flink; never a number with another meaning.
 
-A task is here a whole vertex, since Spark schedules its partitions itself. So a vertex has one subtask. In a
-checkpoint a sink has one for each channel that showed it a barrier.
+A task is a whole vertex, since Spark schedules its partitions itself. So a vertex has one subtask. In a
+checkpoint a sink has one for each channel that sent it a barrier.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from flinkish_spark.reporters.metrics import (
     user_measurements,
 )
 
-#: What stands where Flink would say that it does not know.
+#: Flink's value for unknown numbers.
 _UNKNOWN = -1
-#: Flink's states of a task, under which its pages count; not all of them occur here.
+#: Flink's task states, by which its pages count tasks; not all of them occur here.
 _TASK_STATES = (
     *("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING", "FINISHED", "CANCELING", "CANCELED"),
     *("FAILED", "RECONCILING"),
 )
 _VERSION = f"flinkish-spark-{__version__}"
-#: From these shares on a vertex counts as held back a little, and much; Flink's.
+#: Flink's thresholds of low and high back pressure.
 _LOW, _HIGH = 0.1, 0.5
 _PERMILLES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 
@@ -182,7 +181,7 @@ def _exception(failure: ReportedFailure, names: Mapping[str, str]) -> dict[str, 
 
 
 def job_accumulators(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return `/jobs/:id/accumulators`: what they held at the newest complete checkpoint."""
+    """Return `/jobs/:id/accumulators`: the values at the newest complete checkpoint."""
     newest = snapshot.newest_commits[0] if snapshot.newest_commits else None
     stored = {} if newest is None else newest.accumulators
     results = as_results(stored)
@@ -240,7 +239,7 @@ def vertex_times(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
 
 
 def vertex_back_pressure(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
-    """Return `/jobs/:id/vertices/:v/backpressure`; deprecated while nothing was measured, as in Flink."""
+    """Return `/jobs/:id/vertices/:v/backpressure`; "deprecated" before the first measurement."""
     busy, held = snapshot.shares_of(vertex)
     if busy is None or held is None:
         return {"status": "deprecated", "backpressureLevel": None, "backpressure-level": None, "subtasks": []}
@@ -291,7 +290,7 @@ def _vertex(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
 
 
 def _io_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
-    """Return records between the two newest checkpoints; no counts of a whole life, so none is complete."""
+    """Return record counts between the two newest checkpoints; marked as incomplete."""
     flow = snapshot.flow
     read = {} if flow is None else flow.read_by_source
     rows = {} if flow is None else flow.rows_by_sink
@@ -312,7 +311,7 @@ def _io_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
 
 
 def _states(snapshot: JobSnapshot) -> dict[str, TaskState]:
-    """Return the states of the vertices; those of a job that was cut off have ended with it."""
+    """Return the states of the vertices; those of a crashed job have ended with it."""
     report = snapshot.report
     found = {} if report is None else {one.vertex: one.state for one in report.vertices}
     default = TaskState.RUNNING if snapshot.status is JobStatus.RUNNING else TaskState.CREATED
@@ -347,7 +346,7 @@ def job_metrics(snapshot: JobSnapshot) -> dict[str, str]:
 
 
 def vertex_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, str]:
-    """Return the metrics of `/jobs/:id/vertices/:v/metrics` by name; of its operators with their uids."""
+    """Return the metrics for `/jobs/:id/vertices/:v/metrics` by name; operator metrics with their uids."""
     found = {f"0.{one.metric.name}": str(one.value) for one in task_measurements(snapshot, vertex)}
     uids = {one.uid or one.name for one in vertex.operators}
     for one in (*operator_measurements(snapshot), *user_measurements(snapshot)):
@@ -356,17 +355,17 @@ def vertex_metrics(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, str]:
     return found
 
 
-def aggregated(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:
-    """Return `/jobs/:id/vertices/:v/subtasks/metrics`: over all subtasks, of which there is one."""
+def aggregate_metrics(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, Any]]:
+    """Return `/jobs/:id/vertices/:v/subtasks/metrics`: aggregates over the single subtask."""
     plain = {name.removeprefix("0."): value for name, value in metrics.items()}
-    found = selected(plain, wanted)
+    found = select_metrics(plain, wanted)
     ways = ("min", "max", "avg", "sum")
     return [
         {"id": one["id"], **{way: float(one["value"]) for way in ways if "value" in one}} for one in found
     ]
 
 
-def selected(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, str]]:
+def select_metrics(metrics: Mapping[str, str], wanted: str | None) -> list[dict[str, str]]:
     if wanted is None:
         return [{"id": name} for name in metrics]
     return [{"id": name, "value": metrics[name]} for name in wanted.split(",") if name in metrics]
@@ -377,7 +376,7 @@ def checkpoint_config(snapshot: JobSnapshot) -> dict[str, Any]:
     retention = settings.get("retention", "RETAIN_ON_CANCELLATION")
     tolerable = settings.get("tolerable_failures", _UNKNOWN)
     return {
-        # As Flink's OpenAPI document has it.
+        # As in Flink's OpenAPI document.
         "mode": str(settings.get("mode", "EXACTLY_ONCE")),
         "interval": settings.get("interval_ms", _UNKNOWN),
         "timeout": settings.get("timeout_ms", _UNKNOWN),
@@ -390,7 +389,7 @@ def checkpoint_config(snapshot: JobSnapshot) -> dict[str, Any]:
         "state_backend": "spark",
         "checkpoint_storage": "job directory",
         "unaligned_checkpoints": False,
-        # Flink's number for no limit.
+        # Flink's value for no limit.
         "tolerable_failed_checkpoints": 2**31 - 1 if tolerable is None else tolerable,
         "aligned_checkpoint_timeout": 0,
         "checkpoints_after_tasks_finish": True,
@@ -450,7 +449,7 @@ def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, An
     durations = view.durations
     subtasks: list[dict[str, Any]] = []
     for one in participants:
-        # A sink by its channels, if it has any; whoever else once.
+        # A sink has one row per channel; other participants have one row.
         for channel in one.channels or (None,):
             index = len(subtasks)
             if not one.is_acknowledged:
@@ -490,20 +489,20 @@ def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, An
     return {
         **_task_checkpoint(view, participants),
         "summary": {
-            "checkpointed_size": _spread([one.bytes for one in acks]),
-            "state_size": _spread([one.bytes for one in acks]),
-            "end_to_end_duration": _spread([one.ack_ms for one in acks]),
+            "checkpointed_size": _summarize([one.bytes for one in acks]),
+            "state_size": _summarize([one.bytes for one in acks]),
+            "end_to_end_duration": _summarize([one.ack_ms for one in acks]),
             "checkpoint_duration": {
-                "sync": _spread([one.sync_ms for one in acks]),
-                "async": _spread([durations.async_ms]),
+                "sync": _summarize([one.sync_ms for one in acks]),
+                "async": _summarize([durations.async_ms]),
             },
             "alignment": {
-                "buffered": _spread([]),
-                "processed": _spread([]),
-                "persisted": _spread([]),
-                "duration": _spread([durations.alignment_ms]),
+                "buffered": _summarize([]),
+                "processed": _summarize([]),
+                "persisted": _summarize([]),
+                "duration": _summarize([durations.alignment_ms]),
             },
-            "start_delay": _spread([durations.start_delay_ms]),
+            "start_delay": _summarize([durations.start_delay_ms]),
         },
         "subtasks": subtasks,
     }
@@ -585,17 +584,17 @@ def _task_checkpoint(view: CheckpointView, participants: list[ParticipantStatist
 def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
     columns = dict(zip(Quantity, zip(*samples, strict=True), strict=False)) if samples else {}
     return {
-        "checkpointed_size": _spread(columns.get(Quantity.BYTES_STAGED, ())),
-        "state_size": _spread(columns.get(Quantity.BYTES_STAGED, ())),
-        "end_to_end_duration": _spread(columns.get(Quantity.END_TO_END_MS, ())),
-        "alignment_buffered": _spread(()),
-        "processed_data": _spread(()),
-        "persisted_data": _spread(()),
+        "checkpointed_size": _summarize(columns.get(Quantity.BYTES_STAGED, ())),
+        "state_size": _summarize(columns.get(Quantity.BYTES_STAGED, ())),
+        "end_to_end_duration": _summarize(columns.get(Quantity.END_TO_END_MS, ())),
+        "alignment_buffered": _summarize(()),
+        "processed_data": _summarize(()),
+        "persisted_data": _summarize(()),
     }
 
 
-def _spread(values: Iterable[int | None]) -> dict[str, Any]:
-    """Return how values are spread, of those that were measured; a percentile is one that occurred."""
+def _summarize(values: Iterable[int | None]) -> dict[str, Any]:
+    """Return minimum, maximum, average and percentiles of the measured values, by nearest rank."""
     known = sorted(value for value in values if value is not None)
     if not known:
         return dict.fromkeys(("min", "max", "avg", *_PERMILLES), 0)

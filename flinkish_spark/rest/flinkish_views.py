@@ -1,4 +1,4 @@
-"""Answers for which Flink's REST server has no path: sinks, decisions, going back, lineages, chained jobs."""
+"""Answers without a counterpart in Flink's REST API: sinks, decisions, rewinds, lineages, chained jobs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from flinkish_spark.protocol.statistics import ParticipantStatistics
 from flinkish_spark.rest.jobs import FoundJobs
 
 
-def listed_job(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return a line about a job, out of four small objects of its directory."""
+def summarize_job(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return the summary of a job, from four small objects of its directory."""
     history, report = snapshot.history, snapshot.report
     newest = history.newest_completed
     return {
@@ -94,7 +94,7 @@ def _vertex(snapshot: JobSnapshot, found: JobGraph, vertex: JobVertex) -> dict[s
 
     def rate(counts: Mapping[str, int], uids: Iterable[str]) -> float | None:
         known = [counts[uid] for uid in uids if uid in counts]
-        return flow.per_second(sum(known)) if flow is not None and known and is_running else None
+        return flow.to_rate(sum(known)) if flow is not None and known and is_running else None
 
     report = snapshot.report
     states = {} if report is None else {one.vertex: one.state.value for one in report.vertices}
@@ -150,14 +150,14 @@ def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
-    """Return the newest checkpoints in front of an id, and how many there are."""
+    """Return the newest checkpoints before an id, and the number of all."""
     ids = snapshot.checkpoint_ids
     views = snapshot.newest_checkpoints(at_most, before)
     history = snapshot.history
     older = bool(views) and views[-1].checkpoint > ids[0]
     return {
         "known": len(ids),
-        "checkpoints": [_with_participants(view) for view in views],
+        "checkpoints": [_add_participants(view) for view in views],
         "older_than": int(views[-1].checkpoint) if older else None,
         "counts": {**history.counts.to_json(), "in_progress": history.counts.in_progress},
         "summary": {
@@ -174,7 +174,7 @@ def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict
     }
 
 
-def _with_participants(view: CheckpointView) -> dict[str, Any]:
+def _add_participants(view: CheckpointView) -> dict[str, Any]:
     participants = () if view.statistics is None else view.statistics.participants
     return {**view.to_json(), "participants": [_participant(one) for one in participants]}
 
@@ -218,7 +218,7 @@ def decisions(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[s
 
 
 def sinks(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return, by sink, what is staged, what is decided and not confirmed, and what is confirmed."""
+    """Return the staged, the decided unconfirmed, and the confirmed data by sink."""
     job_dir = snapshot.job.job_dir
     staged = list(job_dir.list_staged(job_dir.lineage()).values())
     commits = snapshot.newest_commits
@@ -266,7 +266,7 @@ def _sink(
         "facts": {} if receipt is None else dict(receipt.facts.get(uid, {})),
         "rows_per_second": None
         if flow is None or uid not in flow.rows_by_sink
-        else flow.per_second(flow.rows_by_sink[uid]),
+        else flow.to_rate(flow.rows_by_sink[uid]),
     }
 
 
@@ -275,7 +275,7 @@ def _rows(batches: Iterable[StagedBatch], uid: str) -> int:
 
 
 def rewind(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
-    """Return whether an order to go back waits, and the newest checkpoints that the job could go back to."""
+    """Return the waiting rewind order, and the newest checkpoints to which the job can rewind."""
     order = snapshot.job.job_dir.rewind_order()
     views = snapshot.newest_checkpoints(at_most)
     return {
@@ -312,7 +312,7 @@ def lineages(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def audit(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
-    """Return what outputs have to show, by the newest decisions; `flinkish audit` compares it with them."""
+    """Return the outputs that the newest decisions promise; `flinkish audit` checks the real ones."""
     views = [view for view in snapshot.newest_checkpoints(at_most) if view.commit is not None]
     return {
         "checkpoints": [
@@ -337,8 +337,8 @@ def _rows_by_sink(decision: Decision) -> dict[str, int]:
     }
 
 
-def chained(snapshot: JobSnapshot, jobs: FoundJobs) -> dict[str, Any]:
-    """Return the jobs that this one reads from or that read from it, as far as this server knows them."""
+def find_chained_jobs(snapshot: JobSnapshot, jobs: FoundJobs) -> dict[str, Any]:
+    """Return the upstream and downstream jobs among the jobs of this server."""
     own = str(snapshot.job.uuid)
     by_uuid = {str(one.uuid): (job_id, one) for job_id, one in jobs.by_id.items()}
     downstream = []
@@ -379,7 +379,7 @@ def _cuts(snapshot: JobSnapshot) -> list[dict[str, Any]]:
 
 
 def change_mark(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return what differs when anything has changed that the page shows; costs three reads."""
+    """Return a value that changes with everything that the page shows; costs three reads."""
     history, report = snapshot.history, snapshot.report
     newest = history.entries[-1] if history.entries else None
     return {

@@ -1,4 +1,4 @@
-"""The jobs that a server shows, by id: those in job directories, and in folders with job directories."""
+"""The jobs of a server by id, found in job directories and in folders of job directories."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from flinkish_spark.core.job_dir import JOB_KEY, open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.stored_job import StoredJob
 
-#: How old a look at which jobs there are may be; in a bucket a look is a request per job.
+#: Maximum age of the list of jobs; in a bucket a new list costs a request per job.
 _LOOK_MS, _LOOK_IN_BUCKET_MS = 2_000, 30_000
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundJobs:
-    #: In the order of their names. An id is the job's uuid. Of a copied directory, which has the same, it
-    #: follows from the place.
+    #: Jobs in the order of their names. The id is the job's uuid; for a copied directory, which has the same
+    #: uuid, it is derived from the path.
     by_id: Mapping[str, StoredJob]
-    #: Why a directory that has a `job.json` is not among them, by its place.
+    #: Errors of unreadable job directories, by path.
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 class JobsInPlaces:
-    """Looks for jobs in places, at most every two seconds; any thread may ask."""
+    """Finds jobs in directories, at most every two seconds; thread-safe."""
 
     def __init__(self, places: Iterable[StoreSpec], clock: Clock) -> None:
         self._places, self._clock = tuple(places), clock
@@ -41,7 +41,7 @@ class JobsInPlaces:
         is_local = all(place.is_local for place in self._places)
         self._look_ms = _LOOK_MS if is_local else _LOOK_IN_BUCKET_MS
 
-    def found(self) -> FoundJobs:
+    def list_jobs(self) -> FoundJobs:
         with self._lock:
             now_ms = self._clock.monotonic_ms()
             if self._looked_ms is None or now_ms - self._looked_ms >= self._look_ms:
@@ -50,7 +50,7 @@ class JobsInPlaces:
             return self._found
 
     def find(self, job_id: str) -> StoredJob | None:
-        return self.found().by_id.get(job_id) if _ID.fullmatch(job_id) else None
+        return self.list_jobs().by_id.get(job_id) if _ID.fullmatch(job_id) else None
 
     def _look(self) -> FoundJobs:
         jobs: list[StoredJob] = []
@@ -73,14 +73,14 @@ def _id_of_copy(job: StoredJob) -> str:
 def _job_places(places: Iterable[StoreSpec], unreadable: dict[str, str]) -> Iterator[StoreSpec]:
     for place in places:
         try:
-            found = list(_in_folder(place.folder) if place.is_local else _in_bucket(place))
+            found = list(_scan_folder(place.folder) if place.is_local else _scan_bucket(place))
         except (FlinkishError, OSError) as error:
             unreadable[place.url] = str(error)
             continue
         yield from found
 
 
-def _in_folder(folder: Path) -> Iterator[StoreSpec]:
+def _scan_folder(folder: Path) -> Iterator[StoreSpec]:
     if _has_job(folder):
         yield StoreSpec(str(folder))
         return
@@ -92,11 +92,11 @@ def _in_folder(folder: Path) -> Iterator[StoreSpec]:
 
 
 def _has_job(folder: Path) -> bool:
-    # A pipe in its place would be waited for.
+    # Reading a named pipe would block.
     return (folder / JOB_KEY).is_file()
 
 
-def _in_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
+def _scan_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
     if open_job_dir(place).find_settings() is not None:
         yield place
         return
@@ -104,7 +104,7 @@ def _in_bucket(place: StoreSpec) -> Iterator[StoreSpec]:
     try:
         above = StoreSpec.parse(parent, dict(place.options)).open_bucket()
     except ConfigError:
-        # It is the bucket's own name, which no store is above of.
+        # The place is the bucket itself, which has no parent.
         return
     for key in above.list(name):
         below = place.to_child(key.rpartition("/")[2])

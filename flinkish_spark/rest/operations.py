@@ -1,7 +1,7 @@
-"""Operations that were triggered over REST and take their time: each has an id by which its end is asked for.
+"""Asynchronous operations triggered over REST; clients poll for their end by trigger id.
 
-As in Flink, a trigger is answered at once, and its state is asked for until it is COMPLETED. What is under
-way is known to this server alone, and forgotten when it ends: the job goes on with it all the same.
+As in Flink, a trigger is answered at once, and clients poll its state until it is COMPLETED. Only this server
+knows the running operations. If it ends, they are forgotten, but the job still carries them out.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from flinkish_spark.core.clock import Threads
 from flinkish_spark.core.errors import FlinkishError
 
 LOG = logging.getLogger(__name__)
-#: Of those that have ended, and of those that have not.
+#: Limits of remembered ended operations, and of running ones.
 _MOST_KEPT, _MOST_RUNNING = 1_000, 32
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class OperationFailed(Exception):
-    """The operation was not done; the text says why."""
+class OperationError(Exception):
+    """The operation failed; the text has the reason."""
 
 
 class TooManyOperations(Exception):
-    """So many are under way that no further one is begun."""
+    """Too many operations are running to start another one."""
 
 
-class TriggerIdTaken(Exception):
-    """The asker has given the id of another operation."""
+class TriggerIdConflict(Exception):
+    """The client has sent the trigger id of another operation."""
 
 
 @dataclass(slots=True)
 class Operation:
-    #: Of which job, and what; an id counts for both only.
+    #: Job and kind of the operation; a trigger id is valid for these only.
     job_id: str
     kind: str
-    #: What is told of it when it is done; None until then, and where it failed.
+    #: The result; None until the end, and if it failed.
     result: dict[str, Any] | None = None
     failure: str | None = None
 
@@ -51,7 +51,7 @@ class Operation:
 
 
 class Operations:
-    """The operations of a server; any thread may call."""
+    """The operations of a server; thread-safe."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
@@ -68,9 +68,9 @@ class Operations:
         with self._lock:
             known = self._known.get(name)
             if known is not None:
-                # The same request, sent again under an id of the asker's, begins nothing new.
+                # A repeated request with the client's own trigger id starts no new operation.
                 if (known.job_id, known.kind) != (job_id, kind):
-                    raise TriggerIdTaken
+                    raise TriggerIdConflict
                 return name
             if sum(not one.has_ended for one in self._known.values()) >= _MOST_RUNNING:
                 raise TooManyOperations
@@ -93,7 +93,7 @@ class Operations:
     def _run(operation: Operation, work: Callable[[], dict[str, Any]]) -> None:
         try:
             operation.result = work()
-        except (OperationFailed, FlinkishError) as error:
+        except (OperationError, FlinkishError) as error:
             operation.failure = str(error)
         except Exception as error:
             LOG.exception("an operation of the REST server failed")

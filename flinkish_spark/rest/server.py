@@ -1,4 +1,4 @@
-"""The server as a thread of a process: of `flinkish ui`, or of a job's driver."""
+"""The REST server in a thread, for `flinkish ui` or a job's driver."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from flinkish_spark.protocol.durations import PathText
 if TYPE_CHECKING:
     import uvicorn
 
-#: How long the server may take to start, and to end.
+#: Time limits for the server's start and end.
 _STARTED_WITHIN_S, _ENDED_WITHIN_S = 20.0, 5.0
 _MOST_PORT = 65_535
 
 
 @dataclass(frozen=True)
 class UiConfig:
-    """How the page and the REST server of a job are served.
+    """The configuration of a job's web page and REST server.
 
     Parameters
     ----------
     host
-        The address on which it listens. Loopback by default: nobody on another machine reaches it, and
-        reading needs no token. On any other address reading needs the token, too, and a proxy with TLS
-        belongs in front.
+        The address on which it listens. By default loopback, which other machines cannot reach, and where
+        reading needs no token. On any other address reading needs the token, too; put a proxy with TLS before
+        the server.
     port
-        0 for one that is free.
+        The port; 0 picks a free one.
     token
-        What changes have to bring as `Authorization: Bearer TOKEN`. None for a new one at each start.
+        The token that changes must have as `Authorization: Bearer TOKEN`. None makes a new one at each start.
     names
-        Further names under which it is reached, for example that of a proxy.
+        Further host names of the server, for example a proxy's.
     can_change
-        Whether the page can trigger checkpoints and savepoints, stop and cancel the job, or send it back.
+        True if the page may trigger checkpoints and savepoints, and stop, cancel and rewind the job.
     savepoint_dir
-        Below which savepoints go where a request names no directory: an absolute path, or a URL.
+        Parent directory of savepoints for requests without one: an absolute path, or a URL.
 
     Raises
     ------
@@ -80,7 +80,7 @@ class UiConfig:
 
 
 class UiServer:
-    """A server that runs, in a thread of its own that does not keep the process alive."""
+    """A running server, in a daemon thread."""
 
     def __init__(self, places: Sequence[StoreSpec], config: UiConfig) -> None:
         self._server, self._closing, self.token = _server(places, config)
@@ -98,7 +98,7 @@ class UiServer:
         if not self._server.started:
             self.stop()
             raise EnvironmentFault(
-                f"the page of the job does not come up at {self.url}",
+                f"the page of the job did not start at {self.url}",
                 what_to_do="look at the log of this process, or leave ui out",
             )
 
@@ -108,14 +108,15 @@ class UiServer:
 
     @property
     def link(self) -> str:
-        # Browsers send nothing behind `#`: who has the link may change jobs, and nobody on the way sees it.
+        # Browsers do not send the part after `#`: whoever has the link may change jobs, but no proxy sees the
+        # token.
         return f"{self.url}#token={self.token}"
 
     def join(self) -> None:
         self._thread.join()
 
     def stop(self) -> None:
-        """End the server, and let its port go; a second call does nothing."""
+        """End the server, and release its port; a second call does nothing."""
         self._closing.set()
         self._server.should_exit = True
         self._thread.join(_ENDED_WITHIN_S)
@@ -164,7 +165,7 @@ def _listening(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         raise EnvironmentFault(
-            f"nobody can listen on port {port} of {host}",
+            f"the server cannot listen on port {port} of {host}",
             why=str(error),
             what_to_do="choose another port, or 0 for one that is free",
         ) from None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.settings import session_of_its_own
+from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
@@ -100,7 +100,7 @@ def export_state(
             why=f"it has the operators {numbers}, and the plan has {planned}",
             what_to_do="keep the job directory and report this",
         )
-    reader, token = session_of_its_own(spark, shuffle_partitions), uuid.uuid4().hex[:8]
+    reader, token = make_session(spark, shuffle_partitions), uuid.uuid4().hex[:8]
     files: list[StateFile] = []
     states: dict[str, dict[str, str]] = {}
     # A state value is a whole key group; an Arrow batch holds only few of them.

@@ -22,8 +22,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.buckets import pass_on
-from flinkish_spark.bridge.session import in_session
-from flinkish_spark.bridge.settings import session_of_its_own
+from flinkish_spark.bridge.session import move_to_session
+from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, StoreError
@@ -413,13 +413,13 @@ def _open_in_checkpoint(
     pass_on(spark, view)
     try:
         # Spark decides about the store's format while it loads.
-        own = session_of_its_own(spark, shuffle_partitions(spark))
+        own = make_session(spark, shuffle_partitions(spark))
         # Accessing `streams` creates the coordinator to which state stores report; without it RocksDB
         # snapshots cannot be read in a session that has had no query.
         _ = own.streams.active
         state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
         found = state.option("operatorId", str(operator.number)).load(view.hadoop_url)
-        frame = in_session(filter_instance(found, operator), spark)
+        frame = move_to_session(filter_instance(found, operator), spark)
     except Exception as error:
         raise SavepointError(
             f"Spark cannot read the state of {place}",

@@ -1,6 +1,6 @@
-"""Public test tools: programs step by step, a broker, a cluster, crash points, cases for sinks.
+"""Public test tools: harnesses for programs, a broker, a cluster, crash points, test cases for sinks.
 
-Names are imported when they are first used: a test that starts a broker needs nothing of the harness.
+Names are imported on first use: a test that starts a broker does not import the harness.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""A real Kafka broker for tests: one node, one process, on loopback only, and yours to kill.
+"""A real Kafka broker for tests: one node in one process, on loopback only, which tests may kill.
 
 - The broker is a process group of its own, so that Ctrl-C in the terminal reaches the test, not the broker.
 - It does not outlive the process that started it, however that ends: a watcher, which holds the read end of
@@ -33,7 +33,7 @@ from flinkish_spark.protocol.durations import Duration
 
 
 def watch(pid: int) -> subprocess.Popen[bytes]:
-    """Start a process that kills the server `pid` when its own input ends without a line: we are gone."""
+    """Start a process that kills the server `pid` when this process ends (its input ends then)."""
     command = ["/bin/sh", "-c", 'read -r word || kill -9 "$0"', str(pid)]
     watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert watcher.stdin is not None
@@ -46,19 +46,11 @@ _PORTS = range(20_000, 30_000)
 _POLL_S = 0.05
 
 
-class BrokerDidNotStart(EnvironmentFault):
-    """The broker process ended, or did not answer in time."""
-
-
-class PortTaken(EnvironmentFault):
-    """Another process listens on the port that the broker is to use."""
-
-
 class LocalBroker:
-    """A single-node Kafka broker (KRaft) on 127.0.0.1 that a test starts, pauses, kills and starts again.
+    """A single-node Kafka broker (KRaft) on 127.0.0.1 that a test starts, pauses, kills and restarts.
 
-    Data and port stay the same over restarts. Not thread safe. Topics are not created on first use, and keep
-    records of any age unless they have a ``retention.ms`` of their own.
+    Data and port stay the same over restarts. Not thread-safe. Topics are not created on first use, and keep
+    records of any age unless they set ``retention.ms``.
 
     Parameters
     ----------
@@ -70,20 +62,20 @@ class LocalBroker:
     port
         Where clients connect; 0 picks a free one.
     extra_properties
-        Entries for ``server.properties`` that win over those of this class, for example
+        Entries for ``server.properties`` that override those of this class, for example
         ``{"transaction.max.timeout.ms": "3600000"}``.
     start_timeout_ms
         How long :meth:`start` waits for the first answer.
     features
-        Level of each feature that is not to be the release's own, of the first start:
-        ``{"transaction.version": 0}`` has transactions as they were before Kafka 4.
+        Levels of features that differ from the release's defaults, for the first start:
+        ``{"transaction.version": 0}`` gives transactions as before Kafka 4.
 
     Attributes
     ----------
     log
-        The file that the broker's output is appended to.
+        The file with the broker's output.
     is_paused
-        Whether it was frozen, and goes on only after :meth:`resume`.
+        True between :meth:`pause` and :meth:`resume`.
 
     Examples
     --------
@@ -138,12 +130,12 @@ class LocalBroker:
         return self._process.pid
 
     def run_from(self, jars_dir: str | Path) -> None:
-        """Set the JARs of the next start: those of another release, as for an upgrade.
+        """Set the JARs of the next start, for an upgrade to another release.
 
         Raises
         ------
         ConfigError
-            If there is no broker in them.
+            If they contain no broker.
         """
         self._jars_dir = Path(jars_dir).resolve()
         if not any(self._jars_dir.glob("kafka_2.13-*.jar")):
@@ -155,26 +147,25 @@ class LocalBroker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it can answer: its process lives, and is not paused."""
+        """True while the broker's process lives and is not paused."""
         return self._process is not None and self._process.poll() is None and not self.is_paused
 
     def start(self) -> Self:
         """Start the broker and return once it answers; about 5 s, longer after a kill.
 
-        A broker that runs already is left alone.
+        Does nothing if the broker runs already.
 
         Raises
         ------
-        PortTaken
-            If something else listens there.
-        BrokerDidNotStart
-            If the process ended or did not answer; the message holds the end of its log.
+        EnvironmentFault
+            If another process listens on the port, or the broker ended or did not answer; then the message
+            has the end of its log.
         """
         if self._process is not None:
             return self
         for port in self._ports:
             if not _is_free(port):
-                raise PortTaken(
+                raise EnvironmentFault(
                     f"Port {port} of {_HOST} is taken",
                     why="another process listens there",
                     what_to_do="stop it, or give another port (0 picks a free one)",
@@ -193,10 +184,10 @@ class LocalBroker:
         return self
 
     def stop(self, timeout_ms: Duration = 30_000) -> None:
-        """Shut the broker down in order; kill it if it takes longer than `timeout_ms`."""
+        """Shut the broker down cleanly; kill it if that takes longer than `timeout_ms`."""
         if self._process is None:
             return
-        self._signal(signal.SIGCONT)  # a paused broker cannot hear SIGTERM
+        self._signal(signal.SIGCONT)  # a paused broker does not receive SIGTERM
         self._signal(signal.SIGTERM)
         try:
             self._process.wait(to_ms("timeout_ms", timeout_ms) / 1000)
@@ -205,21 +196,21 @@ class LocalBroker:
         self._reap()
 
     def kill(self) -> None:
-        """Kill the broker with SIGKILL, as a power cut would; what it acknowledged stays on disk."""
+        """Kill the broker with SIGKILL; data that it acknowledged stays on disk."""
         if self._process is None:
             return
         self._signal(signal.SIGKILL)
         self._reap()
 
     def pause(self) -> None:
-        """Freeze the broker (SIGSTOP): connections stay open, nothing is answered once this returns."""
+        """Freeze the broker (SIGSTOP): connections stay open; after this call it answers nothing."""
         os.kill(self.pid, signal.SIGSTOP)
-        # On a busy machine its threads go on for a moment, and may answer what comes next.
+        # On a busy machine its threads continue for a moment, and may answer the next request.
         os.waitid(os.P_PID, self.pid, os.WSTOPPED)
         self.is_paused = True
 
     def resume(self) -> None:
-        """Let a frozen broker go on (SIGCONT)."""
+        """Continue a frozen broker (SIGCONT)."""
         os.kill(self.pid, signal.SIGCONT)
         self.is_paused = False
 
@@ -239,7 +230,7 @@ class LocalBroker:
     def _properties_file(self) -> Path:
         return self._directory / "server.properties"
 
-    # A broker that asks who its clients are says these four otherwise.
+    # A broker that authenticates clients sets these four differently.
     def _security_properties(self) -> dict[str, str]:
         return {
             "listeners": f"PLAINTEXT://{_HOST}:{self._port},{self._controller}",
@@ -267,7 +258,7 @@ class LocalBroker:
             "controller.quorum.voters": f"1@{_HOST}:{self._controller_port}",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self._data),
-            # One node: every internal topic has one replica, and few partitions so that a restart is quick.
+            # With one node every internal topic has one replica, and few partitions for a quick restart.
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "4",
             "transaction.state.log.replication.factor": "1",
@@ -276,13 +267,13 @@ class LocalBroker:
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # After a kill the controller still believes in the old process until its session ends, and
-            # refuses the new one for so long: 9 s by default.
+            # After a kill the controller refuses the new process until the session of the old one ends: 9 s
+            # by default.
             "broker.session.timeout.ms": "3000",
             "broker.heartbeat.interval.ms": "500",
             # A misspelt topic must be an error, not a new topic.
             "auto.create.topics.enable": "false",
-            # By default a record with a time of last week is deleted within minutes.
+            # By default a record with a timestamp of last week is deleted within minutes.
             "log.retention.ms": "-1",
             # The default of 128 MB is a quarter of this broker's heap.
             "log.cleaner.dedupe.buffer.size": "16777216",
@@ -291,13 +282,13 @@ class LocalBroker:
         }
         self._data.mkdir(parents=True, exist_ok=True)
         text = "".join(f"{name}={value}\n" for name, value in properties.items())
-        # Passwords of the broker's users may be in it.
+        # The file may contain passwords of the broker's users.
         self._properties_file.touch(mode=0o600)
         self._properties_file.write_text(text, encoding="utf-8")
 
     def _format(self) -> None:
-        # An interrupted format leaves a part behind: --ignore-formatted completes it.
-        # One id in 64 begins with a dash, which is no value of an option unless an equals sign says so.
+        # --ignore-formatted completes an interrupted format. One id in 64 begins with a dash, so it must
+        # follow an equals sign.
         given = f"--cluster-id={self._cluster_id}"
         arguments = ["format", "--ignore-formatted", given, "-c", str(self._properties_file)]
         levels = [f"--feature={name}={level}" for name, level in self._features.items()]
@@ -339,8 +330,8 @@ class LocalBroker:
         raise self._did_not_start(f"it did not answer within {self._start_timeout_s:g} s")
 
     def _answers(self) -> bool:
-        # The socket is open well before the broker may serve: ask for it by name, but only once it listens,
-        # since the client logs an error for every refused connection.
+        # The socket is open well before the broker serves, so ask it; but only once it listens, since the
+        # client logs an error for every refused connection.
         if _is_free(self._port):
             return False
         try:
@@ -354,9 +345,9 @@ class LocalBroker:
         finally:
             admin.close()
 
-    def _did_not_start(self, why: str) -> BrokerDidNotStart:
+    def _did_not_start(self, why: str) -> EnvironmentFault:
         tail = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-5:]
-        return BrokerDidNotStart(
+        return EnvironmentFault(
             "The Kafka broker did not start",
             why=why,
             what_to_do=f"read {self.log}, which ends: {' / '.join(tail)}",
@@ -399,12 +390,12 @@ def _is_free(port: int) -> bool:
 
 
 def free_port(*given_away: int) -> int:
-    """Return a port that nobody listens on, and that the system gives to no client."""
+    """Return an unused port that the system does not give to clients."""
     candidates = random.SystemRandom().sample(_PORTS, 200)
     for port in candidates:
         if port not in given_away and _is_free(port):
             return port
-    raise PortTaken(
+    raise EnvironmentFault(
         f"No free port between {_PORTS.start} and {_PORTS.stop}",
         what_to_do="stop what occupies them, or give the broker a port",
     )

@@ -1,4 +1,4 @@
-"""Three Kafka brokers as one cluster, as processes on loopback: each is yours to kill, pause and move to."""
+"""A cluster of three Kafka brokers, as processes on loopback that tests may kill and pause."""
 
 from __future__ import annotations
 
@@ -25,12 +25,8 @@ _POLL_S = 0.1
 _T = TypeVar("_T")
 
 
-class ClusterDidNotSettle(EnvironmentFault):
-    """The cluster did not do in time what it was asked for."""
-
-
 class _Node(LocalBroker):
-    """One broker and controller; the first start of each waits for a second one, since a quorum is two."""
+    """One broker and controller; its first start waits for a second one, since a quorum needs two."""
 
     def __init__(
         self, number: int, directory: Path, jars_dir: str | Path, features: Mapping[str, int]
@@ -53,7 +49,7 @@ class _Node(LocalBroker):
                 "transaction.state.log.min.isr": "2",
                 "min.insync.replicas": "2",
                 "unclean.leader.election.enable": "false",
-                # Whoever is behind for longer is out of sync: 30 s by default.
+                # A replica that lags for longer is out of sync: 30 s by default.
                 "replica.lag.time.max.ms": "5000",
                 **properties,
             }
@@ -61,20 +57,20 @@ class _Node(LocalBroker):
 
 
 class BrokerCluster:
-    """Three brokers that are a quorum of controllers among themselves; ends with its `with` block.
+    """A cluster of three brokers, which are also its controllers; ends with its `with` block.
 
-    Topics have three replicas and want two in sync (`min.insync.replicas`), internal topics too: any one
-    broker may be lost. Each is in a rack of its own (``rack-1`` to ``rack-3``),
-    and readers that name a rack are sent there. Not thread safe.
+    Topics, also internal ones, have three replicas and need two in sync (`min.insync.replicas`): any one
+    broker may be lost. Each broker is in its own rack (``rack-1`` to ``rack-3``), and consumers that name a
+    rack read there. Not thread-safe.
 
     Parameters
     ----------
     directory
-        Holds a directory of each broker, with its data and ``broker.log``; made if missing.
+        Holds one directory per broker, with its data and ``broker.log``; created if missing.
     jars_dir
         The brokers' JARs, as `make jars` leaves them in ``build/broker-jars``.
     extra_properties, features
-        As for :class:`LocalBroker`, for each of them.
+        As for :class:`LocalBroker`, for each broker.
 
     Attributes
     ----------
@@ -107,15 +103,15 @@ class BrokerCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All of them: any may be down."""
+        """``host:port`` of all brokers, since any may be down."""
         return ",".join(node.bootstrap_servers for node in self.nodes)
 
     def start(self) -> Self:
-        """Start those that do not run, at the same time; return once each answers.
+        """Start the brokers that do not run, in parallel; return once each answers.
 
         Raises
         ------
-        PortTaken, BrokerDidNotStart
+        EnvironmentFault
             As of :meth:`LocalBroker.start`; none runs then.
         """
         errors: list[BaseException] = []
@@ -154,62 +150,62 @@ class BrokerCluster:
 
         Raises
         ------
-        ClusterDidNotSettle
-            By this and every further question: nobody answered within a minute.
+        EnvironmentFault
+            From this and all later requests: no broker answered within a minute.
         """
 
-        def led(admin: Any) -> int:
-            leader = int(self._seen(admin, topic, partition)["leader_id"])
+        def find_leader(admin: Any) -> int:
+            leader = int(self._describe_partition(admin, topic, partition)["leader_id"])
             if leader < 1:
                 raise LeaderNotAvailableError(f"{topic}-{partition}")
             return leader
 
-        return self.nodes[self._asked(f"find the leader of {topic}-{partition}", led) - 1]
+        return self.nodes[self._ask(f"find the leader of {topic}-{partition}", find_leader) - 1]
 
     def coordinator_of(self, transactional_id: str) -> LocalBroker:
         """Return the broker that coordinates the transactions of an id."""
         return self._coordinator(CoordinatorType.TRANSACTION, transactional_id)
 
     def coordinator_of_group(self, group: str) -> LocalBroker:
-        """Return the broker that has the offsets of a consumer group."""
+        """Return the broker that coordinates a consumer group."""
         return self._coordinator(CoordinatorType.GROUP, group)
 
     def create_topic(
         self, topic: str, partitions: int, configs: Mapping[str, str] = MappingProxyType({})
     ) -> None:
-        """Create a topic with a replica on each broker, which has leaders when this returns."""
+        """Create a topic with a replica on each broker, and wait for its leaders."""
         options = {"num_partitions": partitions, "replication_factor": _NODES, "configs": dict(configs)}
 
         def create(admin: Any) -> None:
-            with contextlib.suppress(TopicAlreadyExistsError):  # by an attempt that was not answered
+            with contextlib.suppress(TopicAlreadyExistsError):  # by an earlier attempt whose answer was lost
                 admin.create_topics({topic: options}, timeout_ms=30_000)
 
-        self._asked(f"create {topic}", create)
+        self._ask(f"create {topic}", create)
         for partition in range(partitions):
             self.await_leader(topic, partition)
 
     def move_leader(self, topic: str, partition: int, to: LocalBroker) -> None:
-        """Make a broker the leader of a partition; its replicas stay where they are."""
+        """Make a broker the leader of a partition; the replicas do not move."""
         place, number = TopicPartition(topic, partition), self.nodes.index(to) + 1
         others = [one for one in range(1, _NODES + 1) if one != number]
 
-        def moved(admin: Any) -> bool:
+        def move_leader(admin: Any) -> bool:
             admin.alter_partition_reassignments({place: [number, *others]})
             admin.elect_leaders(0, {topic: [partition]}, raise_errors=False)
-            return bool(self._seen(admin, topic, partition)["leader_id"] == number)
+            return bool(self._describe_partition(admin, topic, partition)["leader_id"] == number)
 
-        self._await(f"{topic}-{partition} has moved to broker {number}", moved)
+        self._await(f"{topic}-{partition} has moved to broker {number}", move_leader)
 
     def await_leader(self, topic: str, partition: int) -> None:
-        """Return once a partition has a leader that runs, as the others have noticed."""
+        """Wait until the running brokers know a running leader of a partition."""
         running = {node.number for node in self._members if node.is_running}
         self._await(
             f"{topic}-{partition} has a leader",
-            lambda admin: self._seen(admin, topic, partition)["leader_id"] in running,
+            lambda admin: self._describe_partition(admin, topic, partition)["leader_id"] in running,
         )
 
     def await_in_sync(self) -> None:
-        """Return once every replica of every partition is in sync; all brokers run."""
+        """Wait until every replica of every partition is in sync; all brokers run."""
 
         def all_in_sync(admin: Any) -> bool:
             found = admin.describe_topics()
@@ -221,38 +217,38 @@ class BrokerCluster:
     def raise_features(self, levels: Mapping[str, int]) -> None:
         """Finalize features, as after an upgrade: ``{"metadata.version": 25, "transaction.version": 2}``."""
 
-        def raised(admin: Any) -> bool:
+        def update_levels(admin: Any) -> bool:
             answer = admin.update_features(dict(levels))
             return all(said == "OK" for said in answer.values())
 
-        self._await(f"features are {dict(levels)}", raised)
+        self._await(f"features are {dict(levels)}", update_levels)
 
     def _coordinator(self, kind: CoordinatorType, key: str) -> LocalBroker:
         def find(admin: Any) -> int:
-            # What the client remembers may be what was.
+            # The client's cached answer may be outdated.
             admin._manager.cluster._coordinators.clear()
             found: dict[str, int] = admin._manager.run(admin._find_coordinator_ids, [key], kind)
             return found[key]
 
-        return self.nodes[self._asked(f"find the coordinator of {key}", find) - 1]
+        return self.nodes[self._ask(f"find the coordinator of {key}", find) - 1]
 
     @staticmethod
-    def _seen(admin: Any, topic: str, partition: int) -> Any:
+    def _describe_partition(admin: Any, topic: str, partition: int) -> Any:
         (found,) = admin.describe_topics([topic])
         return next(row for row in found["partitions"] if row["partition_index"] == partition)
 
     def _await(self, what: str, holds: Callable[[Any], bool]) -> None:
         deadline = time.monotonic() + _ASK_S
-        while not self._asked(what, holds):
+        while not self._ask(what, holds):
             if time.monotonic() > deadline:
-                raise ClusterDidNotSettle(
+                raise EnvironmentFault(
                     f"It did not come about within {_ASK_S:g} s that {what}",
                     what_to_do="see the brokers' logs in the cluster's folder",
                 )
             time.sleep(_POLL_S)
 
-    def _asked(self, what: str, ask: Callable[[Any], _T]) -> _T:
-        """Ask those that can answer, again for as long as it takes: leaders and controllers move."""
+    def _ask(self, what: str, ask: Callable[[Any], _T]) -> _T:
+        """Send a request to the running brokers, with retries, since leaders and controllers move."""
         deadline, last = time.monotonic() + _ASK_S, ""
         while time.monotonic() < deadline:
             servers = [node.bootstrap_servers for node in self.nodes if node.is_running]
@@ -267,7 +263,7 @@ class BrokerCluster:
             except (KafkaError, OSError, StopIteration, RuntimeError) as failed:
                 last = f"{type(failed).__name__}: {failed}"
                 time.sleep(_POLL_S)
-        raise ClusterDidNotSettle(
+        raise EnvironmentFault(
             f"The brokers could not {what} within {_ASK_S:g} s",
             why=last,
             what_to_do="see the brokers' logs in the cluster's folder",

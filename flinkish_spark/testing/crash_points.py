@@ -1,7 +1,7 @@
-"""Killing a job at an exact step of a checkpoint, from inside.
+"""Crash points: kill a job from inside, at an exact step of a checkpoint.
 
-A test app installs a :class:`KillAt` with ``env.observe(...)``; the product never does. The kill is
-SIGKILL, so nothing of this process runs afterwards: no handler, no flush, no ``finally``.
+A test app installs a :class:`KillAt` with ``env.observe(...)``. The process gets SIGKILL, so it runs nothing
+afterwards: no handler, no flush, no ``finally``.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ class Moment(enum.Enum):
 class KillPoint:
     step: Step
     moment: Moment
-    #: The how-manieth time in the life of this process; 1 is the first. Steps that the recovery
-    #: repeats count like any other.
+    #: Number of the occurrence in the life of this process, from 1. Steps that the recovery repeats count,
+    #: too.
     occurrence: int = 1
-    #: Count only steps about this sink uid, log entry or id; empty for all.
+    #: Count only steps of this sink uid, log entry or id; empty for all.
     subject: str = ""
 
     def __post_init__(self) -> None:
@@ -43,7 +43,7 @@ class KillPoint:
 
     @classmethod
     def parse(cls, text: str) -> KillPoint:
-        """Return the point written as ``<step>:<before or after>:<occurrence>[:<subject>]``."""
+        """Parse ``<step>:<before or after>:<occurrence>[:<subject>]``."""
         step, _, rest = text.partition(":")
         moment, _, rest = rest.partition(":")
         occurrence, _, subject = rest.partition(":")
@@ -59,7 +59,7 @@ class KillPoint:
 
 
 def kill_process() -> None:
-    """Kill this process; its JVM and its Python workers live on as orphans for a while."""
+    """Kill this process; its JVM and its Python workers live on for a while as orphans."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -67,7 +67,7 @@ def kill_process_group() -> None:
     if os.getpgid(0) != os.getpid():
         raise ConfigError(
             "this process does not lead its process group",
-            why="whoever started it would be killed too",
+            why="the process that started it would be killed, too",
             what_to_do="start it with start_new_session=True",
         )
     os.killpg(os.getpid(), signal.SIGKILL)
@@ -79,9 +79,9 @@ class KillAt:
     Parameters
     ----------
     point
-        Where.
+        The step at which the process is killed.
     kill
-        What to do there: :func:`kill_process` or :func:`kill_process_group`.
+        The action: :func:`kill_process` or :func:`kill_process_group`.
 
     Examples
     --------
@@ -97,7 +97,7 @@ class KillAt:
         check_function(kill, "kill", 0)
         self._point, self._kill = point, kill
         self._seen = 0
-        # The coordinator's thread and that of foreachBatch both come here.
+        # Called by the coordinator's thread and by that of foreachBatch.
         self._lock = threading.Lock()
 
     def on_step_start(self, step: Step, subject: str) -> None:

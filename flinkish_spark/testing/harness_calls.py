@@ -1,4 +1,4 @@
-"""Async calls in a harness: an event loop whose time passes at once, and answers in memory."""
+"""Async calls in a harness: an event loop with simulated time, and recorded answers in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flinkish_spark.worker.async_rows import close_kept
 
 
 class _Selector(selectors.DefaultSelector):
-    """Lets time pass in the place of waiting, unless something outside is waited for."""
+    """A selector that advances simulated time instead of waiting, unless a real socket is waited for."""
 
     def __init__(self, passes: Callable[[float], None]) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class _Selector(selectors.DefaultSelector):
         if found or not timeout:
             return found if timeout is not None or found else super().select(None)
         began_s = time.monotonic()
-        # One that is registered is the loop's own.
+        # One registered socket is the loop's own.
         if len(self.get_map()) > 1 and (found := super().select(timeout)):
             self._passes(min(timeout, time.monotonic() - began_s))
         else:
@@ -34,7 +34,7 @@ class _Selector(selectors.DefaultSelector):
 
 
 class ManualLoop(asyncio.SelectorEventLoop):
-    """An event loop in which `asyncio.sleep(10)` takes ten seconds of its own time, not of the test's."""
+    """An event loop with simulated time: `asyncio.sleep(10)` returns at once."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -46,7 +46,7 @@ class ManualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        """Call it here and now: a thread would take time of another clock."""
+        """Call the function directly: a thread would use the real clock."""
         done = self.create_future()
         try:
             done.set_result(func(*args))
@@ -54,13 +54,13 @@ class ManualLoop(asyncio.SelectorEventLoop):
             done.set_exception(error)
         return done
 
-    # A function that talks to a real server waits for that really.
+    # A function that calls a real server waits in real time.
     def _pass(self, seconds: float) -> None:
         self._now_s += seconds
 
 
 class MemoryStore:
-    """A :class:`~flinkish_spark.core.store.Store` in the memory of a test."""
+    """A :class:`~flinkish_spark.core.store.Store` in memory."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""A Spark cluster for tests: a master and its workers as processes on loopback, and yours to kill."""
+"""A Spark cluster for tests: a master and workers as processes on loopback, which tests may kill."""
 
 from __future__ import annotations
 
@@ -25,27 +25,23 @@ from flinkish_spark.testing.broker import free_port, watch
 
 _POLL_S = 0.1
 _MOST_WORKERS = 100
-#: What a worker may give executors is more than this.
+#: Minimum memory of a worker for executors.
 _LEAST_MEMORY_MB = 512
 
 
-class ClusterDidNotStart(EnvironmentFault):
-    """A process of the cluster ended, or workers did not come in time."""
-
-
 class MiniCluster:
-    """A standalone cluster of Spark's, of the JARs that pyspark brings; ends with its `with` block.
+    """A Spark standalone cluster from pyspark's JARs; ends with its `with` block.
 
-    Executors are processes of their own, as on any cluster: what is sent to them really travels, and they see
-    of the driver's process nothing but its disk. On Linux each worker is a host to Spark, with an address of
-    its own (127.0.0.2, 127.0.0.3, ...). Whoever is logged in on this machine may submit to it.
+    Executors are separate processes, as on any cluster: data sent to them is really serialized, and they
+    share only the disk with the driver. On Linux Spark sees each worker as a host with its own address
+    (127.0.0.2, 127.0.0.3, ...). Any user of this machine may submit to the cluster.
 
     Parameters
     ----------
     directory
-        Of logs and of what executors write; made if missing.
+        For logs and files of executors; created if missing.
     workers, cores, memory_mb
-        How many workers there are, and what each of them may give to executors.
+        Number of workers, and the resources of each for executors.
     start_timeout_ms
         How long :meth:`start` waits for the workers.
 
@@ -88,7 +84,7 @@ class MiniCluster:
 
     @property
     def master(self) -> str:
-        """What a session's master, or `flinkish run --target`, has to be: ``spark://127.0.0.1:...``.
+        """The URL for a session's master or `flinkish run --target`: ``spark://127.0.0.1:...``.
 
         Raises
         ------
@@ -100,12 +96,12 @@ class MiniCluster:
         return f"spark://127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start the master and the workers, and wait until the master knows all of them.
+        """Start the master and the workers, and wait until all workers are registered.
 
         Raises
         ------
-        ClusterDidNotStart
-            One of them ended, or did not come in time; nothing runs then.
+        EnvironmentFault
+            A process ended, or a worker did not register in time; all processes are stopped then.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         self._port = free_port()
@@ -116,7 +112,7 @@ class MiniCluster:
             master = self._process(started, "master", "127.0.0.1", [f"{java}.master.Master", *address])
             workers = []
             for number in range(self._count):
-                # Other systems have one address on loopback.
+                # Other systems have only one loopback address.
                 host = f"127.0.0.{2 + number}" if sys.platform == "linux" else "127.0.0.1"
                 own = ["--host", host, "--webui-port", "0", "--cores", str(self._cores)]
                 own += ["--memory", f"{self._memory_mb}m"]
@@ -127,12 +123,12 @@ class MiniCluster:
             self._workers, self._running = workers, started.pop_all()
 
     def stop(self) -> None:
-        """End all of it at once; does nothing if it does not run."""
+        """Kill all processes; does nothing if the cluster does not run."""
         self._workers = []
         self._running.close()
 
     def kill_worker(self, number: int) -> None:
-        """Let a host die: its worker and its executors. It does not come back before the next start.
+        """Kill a host, that is, its worker and executors, until the next start.
 
         Parameters
         ----------
@@ -146,25 +142,25 @@ class MiniCluster:
         (core,) = (home / "jars").glob("spark-core_*.jar")
         environment = {
             **os.environ,
-            # What Spark's scripts would say to a worker, which starts executors with it.
+            # The variables that Spark's scripts set for a worker, which passes them to executors.
             "SPARK_HOME": str(home),
             "SPARK_SCALA_VERSION": core.name.removeprefix("spark-core_").split("-")[0],
-            # By it Spark's pages bind to loopback, too.
+            # This also binds Spark's web pages to loopback.
             "SPARK_LOCAL_IP": host,
         }
-        # As Spark's own scripts look for it.
+        # Spark's own scripts search in the same order.
         java = shutil.which("java", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
         java = java or shutil.which("java")
         if java is None:
-            raise ClusterDidNotStart(
+            raise EnvironmentFault(
                 "the mini cluster did not start",
                 why="there is no Java",
                 what_to_do="install a JDK 17, or set JAVA_HOME",
             )
         log = stack.enter_context((self._directory / f"{name}.log").open("ab"))
-        # A group of its own: Ctrl-C in the terminal reaches the test, which ends the cluster.
+        # A separate process group: Ctrl-C in the terminal reaches the test, which ends the cluster.
         process = subprocess.Popen(
-            # Nobody submits over its REST server, which has a port of its own.
+            # The REST submission server, on a port of its own, is not needed.
             [java, "-Xmx256m", "-Dspark.master.rest.enabled=false", "-cp", f"{home}/jars/*", *command],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -185,7 +181,7 @@ class MiniCluster:
             if alive == self._count:
                 return
             if ended is not None or time.monotonic() > deadline:
-                raise ClusterDidNotStart(
+                raise EnvironmentFault(
                     "the mini cluster did not start",
                     why=f"{alive} of {self._count} workers came, and "
                     + ("all processes run" if ended is None else f"a process ended with {ended.returncode}"),
@@ -196,9 +192,9 @@ class MiniCluster:
 
 
 def _alive(page: str) -> int:
-    """Return how many workers a master knows; 0 if it does not answer."""
+    """Return the number of workers registered at a master; 0 if it does not answer."""
     with contextlib.suppress(OSError, ValueError):
-        # Not by a proxy that the environment may name.
+        # Ignores proxies of the environment.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(page, timeout=5) as answer:
             return sum(worker["state"] == "ALIVE" for worker in json.load(answer)["workers"])
@@ -206,7 +202,7 @@ def _alive(page: str) -> int:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    # Executors are in the group of their worker; their Python ends with them.
+    # Executors are in their worker's process group; their Python processes end with them.
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

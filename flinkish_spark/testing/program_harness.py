@@ -1,7 +1,6 @@
-"""Runs a program's functions step by step, without Spark: push elements, watermarks, times.
+"""A harness that runs a program's functions step by step, without Spark: push elements, advance time.
 
-Declared types are checked, state goes through the format in which a job stores it, and operators are planned
-by the same code as in a job.
+It checks declared types, stores state in the job's format, and plans operators with the job's code.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ from flinkish_spark.testing.program_operator import (
     OperatorSnapshot,
     ProgramOperator,
     StagedPath,
+    build_path,
     fields_of,
     frame_of,
     frame_type,
     next_due_ms,
     records_in,
-    staged_path,
 )
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
@@ -71,7 +70,7 @@ from flinkish_spark.worker.async_rows import CALLS_IN_HARNESS, close_kept
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")
 _OF_RECORDS = (CoMapFunction, CoFlatMapFunction)
-#: Of async functions that are given alone.
+#: Timeout of an async function that is tested alone.
 _PATIENCE_MS, _BATCH_SIZE = 60_000, 32
 _TWO = (
     KeyedCoProcessFunction,
@@ -89,10 +88,10 @@ class _Environment:
         self.spark = SimpleNamespace(conf=conf)
 
 
-def declared(
+def build_program(
     program: Program, inputs: Sequence[str | T.StructType], parallelism: int, max_parallelism: int
 ) -> tuple[list[tuple[SourceNode, T.StructType]], DataStream]:
-    """Return a source for each input, with its fields, and the stream that a program makes of them."""
+    """Return a source for each input, with its fields, and the stream that the program returns."""
     check_parallelism("ProgramHarness", parallelism)
     check_max_parallelism(max_parallelism)
     if not callable(program):
@@ -123,7 +122,7 @@ def declared(
 
 
 def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple[Program, dict[str, Any]]:
-    """Return the program that calls one function, and the settings that are not about it."""
+    """Return a program that calls one function, and the remaining settings."""
     rest = {name: value for name, value in settings.items() if name not in _SETTINGS}
     key, kind, output = (settings.get(name) for name in ("key", "key_type", "output"))
     uid = settings.get("uid", "operator")
@@ -135,11 +134,11 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
         )
     made = {"output": output, "uid": uid}
     if isinstance(function, BroadcastProcessFunction | KeyedBroadcastProcessFunction):
-        states = _needed(
+        states = _require(
             settings, "broadcast", function, 'broadcast=[MapStateDescriptor("rules", "STRING", "LONG")]'
         )
         is_keyed = isinstance(function, KeyedBroadcastProcessFunction)
-        keys = _keys(_needed(settings, "key", function, 'key="user"')) if is_keyed else ()
+        keys = _keys(_require(settings, "key", function, 'key="user"')) if is_keyed else ()
 
         def broadcasting(stream: DataStream, rules: DataStream) -> DataStream:
             first: Any = stream.key_by(*keys, key=kind) if is_keyed else stream
@@ -150,32 +149,34 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
     if isinstance(function, KeyedCoProcessFunction) or (
         key is not None and isinstance(function, _OF_RECORDS)
     ):
-        pair = _needed(settings, "key", function, 'key=("user", "payer")')
+        pair = _require(settings, "key", function, 'key=("user", "payer")')
         first, second = _pair(pair)
         return (
-            lambda left, right: _of_two(left.connect(right).key_by(first, second, key=kind), function, made)
+            lambda left, right: _apply_to_two(
+                left.connect(right).key_by(first, second, key=kind), function, made
+            )
         ), rest
     if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
-        keys = _keys(_needed(settings, "key", function, 'key="user"'))
+        keys = _keys(_require(settings, "key", function, 'key="user"'))
         return lambda stream: stream.key_by(*keys, key=kind).process(function, **made), rest
     if key is not None and isinstance(function, MapFunction | FlatMapFunction | FilterFunction):
         keys = _keys(key)
-        return lambda stream: _of_records(stream.key_by(*keys, key=kind), function, made), rest
+        return lambda stream: _apply_to_records(stream.key_by(*keys, key=kind), function, made), rest
     if key is not None:
         raise ConfigError(
             f"a {type(function).__name__} has no key", what_to_do="leave key= out, or give a keyed function"
         )
-    return _unkeyed(function, output, uid), rest
+    return _build_unkeyed(function, output, uid), rest
 
 
-def _of_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> DataStream:
+def _apply_to_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> DataStream:
     if isinstance(function, FilterFunction):
         return keyed.filter(function, uid=made["uid"])
     call = keyed.map if isinstance(function, MapFunction) else keyed.flat_map
     return call(function, **made)
 
 
-def _of_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
+def _apply_to_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
     if isinstance(function, CoMapFunction):
         return connected.map(function, **made)
     if isinstance(function, CoFlatMapFunction):
@@ -183,9 +184,11 @@ def _of_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
     return connected.process(function, **made)
 
 
-def _unkeyed(function: Any, output: Any, uid: str) -> Program:
+def _build_unkeyed(function: Any, output: Any, uid: str) -> Program:
     if isinstance(function, CoProcessFunction | CoMapFunction | CoFlatMapFunction):
-        return lambda left, right: _of_two(left.connect(right), function, {"output": output, "name": uid})
+        return lambda left, right: _apply_to_two(
+            left.connect(right), function, {"output": output, "name": uid}
+        )
     if isinstance(function, CheckpointedProcessFunction):
         return lambda stream: stream.process_with_state(function, output=output, uid=uid)
     if isinstance(function, ProcessFunction):
@@ -210,7 +213,7 @@ def _unkeyed(function: Any, output: Any, uid: str) -> Program:
     )
 
 
-def _needed(settings: Mapping[str, Any], name: str, function: Any, example: str) -> Any:
+def _require(settings: Mapping[str, Any], name: str, function: Any, example: str) -> Any:
     if settings.get(name) is None:
         raise ConfigError(
             f"a {type(function).__name__} needs {name}=", what_to_do=f"say it, for example {example}"
@@ -238,14 +241,14 @@ Timed = tuple[Any, int | None]
 
 @dataclass(frozen=True)
 class ProgramSnapshot:
-    """What a harness can be restored from.
+    """A snapshot of a harness, to restore another one from.
 
     Parameters
     ----------
     operators
-        What each operator with state has stored, by uid.
+        Stored state of each stateful operator, by uid.
     watermark_ms, processing_time_ms
-        Where time stood.
+        Event time and processing time at the snapshot.
     """
 
     operators: Mapping[str, OperatorSnapshot]
@@ -255,16 +258,16 @@ class ProgramSnapshot:
 
 @dataclass
 class Output:
-    """What came out since the last look.
+    """The output since the last call of `take`.
 
     Parameters
     ----------
     rows, times_ms
-        In order.
+        The emitted rows and their event times, in order.
     side
         Rows by name of the side output.
     counts
-        What operators counted, by name.
+        Counters of operators, by name.
     """
 
     rows: list[Any] = field(default_factory=list)
@@ -273,7 +276,7 @@ class Output:
     counts: dict[str, int] = field(default_factory=dict)
 
     def extend(self, later: Output) -> None:
-        """Append what was emitted later."""
+        """Append later output."""
         self.rows += later.rows
         self.times_ms += later.times_ms
         for name, rows in later.side.items():
@@ -288,31 +291,31 @@ class ProgramHarness:
     Parameters
     ----------
     program
-        Gets one stream for each input and returns the stream that is looked at. It may do what a job does
-        with streams, but for `transform` and column expressions, which need the JVM.
+        A function from one stream per input to the observed stream. It may use everything that a job may,
+        except `transform` and column expressions, which need the JVM.
     inputs
         Fields of each input's elements: ``"user STRING, amount LONG"``, or a StructType.
     side_outputs
-        Of the operator that made the returned stream; what is emitted to others is dropped, as in a job.
+        Side outputs of the operator that made the returned stream; other side output is dropped, as in a job.
     parallelism
-        Number of subtasks of each operator with state. It may differ from that of the snapshot.
+        Number of subtasks of each stateful operator. It may differ from the snapshot's.
     max_parallelism
-        Number of key groups of operators that say none; must be that of the snapshot.
+        Number of key groups of operators that set none; must equal the snapshot's.
     restore
-        What to begin with; nothing by default.
+        The snapshot to begin with; by default none.
     cached_files
-        What functions find by `get_distributed_cache().get_file(name)`: paths of files and folders, by name.
+        Files and folders for `get_distributed_cache().get_file(name)`: paths by name.
 
     Raises
     ------
     GraphError, SchemaError, ConfigError, UserFunctionError
-        What a job would refuse; or the program has something that needs Spark, or does not fit the snapshot.
+        A job would refuse the program, it needs Spark, or it does not fit the snapshot.
 
     Notes
     -----
-    Each call of `push`, `push_all`, `watermark`, `processing_time` and `micro_batch` is one micro-batch. One
-    that raises has done nothing; what a function raises comes out as it is. The functions that run are copies
-    of those that the program gave, as in a job: a new one for each subtask, and after a crash.
+    Each call of `push`, `push_all`, `watermark`, `processing_time` and `micro_batch` is one micro-batch. A
+    call that raises has no effect; errors of functions are raised unchanged. As in a job, the harness runs
+    copies of the program's functions: a new one for each subtask, and after a crash.
 
     Examples
     --------
@@ -337,12 +340,12 @@ class ProgramHarness:
         restore: ProgramSnapshot | None = None,
         cached_files: Mapping[str, str | Path] = MappingProxyType({}),
     ) -> None:
-        self._cached_files = _cached_files(cached_files)
-        sources, stream = declared(program, inputs, parallelism, max_parallelism)
+        self._cached_files = _check_cached_files(cached_files)
+        sources, stream = build_program(program, inputs, parallelism, max_parallelism)
         self._sources: list[tuple[SourceNode, T.StructType]] = sources
         sides = [(tag, stream.get_side_output(tag)) for tag in side_outputs]
         graph = stream._environment.graph
-        # Ways that a job could not take are refused here, too.
+        # Paths that a job does not support are refused here, too.
         find_chain_ends(graph, stream._node)
         check_tasks_between(graph, parallelism)
         frames = {id(node): frame_type(fields) for node, fields in sources}
@@ -369,19 +372,19 @@ class ProgramHarness:
             A KeyedProcessFunction, KeyedCoProcessFunction, VectorizedProcessFunction, ProcessFunction,
             CoProcessFunction, BroadcastProcessFunction, KeyedBroadcastProcessFunction,
             CheckpointedProcessFunction, AsyncFunction, AsyncBatchFunction, MapFunction, FlatMapFunction,
-            FilterFunction, CoMapFunction or CoFlatMapFunction; the last five with a key or without. Time-outs
-            and the like of async functions are said in a program.
+            FilterFunction, CoMapFunction or CoFlatMapFunction; the last five with a key or without. To set
+            timeouts of async functions, write a program.
         inputs
-            Fields of each input; of a broadcast function those of the broadcast one come second.
+            Fields of each input; for a broadcast function the broadcast input comes second.
         settings
-            ``key=`` what `key_by` takes, for two keyed inputs a pair of that, and ``key_type=`` the type of
-            what functions return there; ``output=`` the fields of what is emitted, by default what hints say;
-            ``broadcast=`` descriptors of broadcast states; ``uid=``. All others are those of the class.
+            ``key=`` as for `key_by`, or a pair of that for two keyed inputs; ``key_type=`` the type of
+            computed keys; ``output=`` fields of the output, by default from type hints; ``broadcast=``
+            descriptors of broadcast states; ``uid=``. All others are parameters of the class.
 
         Raises
         ------
         ConfigError
-            It is no such function, or something is missing that it needs.
+            The function has none of these types, or a setting that it needs is missing.
 
         Examples
         --------
@@ -403,7 +406,7 @@ class ProgramHarness:
         Parameters
         ----------
         value
-            A tuple, named tuple, Row, dict or dataclass; of an input with one field also its value.
+            A tuple, named tuple, Row, dict or dataclass; for an input with one field also its value.
         time_ms
             Its event time; None without one.
         source
@@ -417,8 +420,8 @@ class ProgramHarness:
         Parameters
         ----------
         channel
-            Where they come from, for example a Kafka partition; of functions with operator list state it says
-            the subtask.
+            Channel of the elements, such as a Kafka partition; for functions with operator list state it
+            selects the subtask.
         """
         given: list[Sequence[Timed]] = [()] * len(self._sources)
         if not 0 <= source < len(given):
@@ -429,22 +432,22 @@ class ProgramHarness:
         self.micro_batch(*given, channel=channel)
 
     def watermark(self, time_ms: int) -> None:
-        """Let event time advance; a watermark that does not is ignored."""
+        """Advance the watermark; a lower one is ignored."""
         if time_ms > self._watermark_ms:
             self.micro_batch(watermark_ms=time_ms)
 
     def processing_time(self, time_ms: int) -> None:
-        """Let processing time advance.
+        """Advance processing time.
 
         Raises
         ------
         ValueError
-            It would go back.
+            The time is before the current one.
         """
         self.micro_batch(processing_time_ms=time_ms)
 
     def end_of_input(self) -> None:
-        """Let event time end: all event-time timers and windows fire, as when all sources are bounded."""
+        """Advance the watermark to its maximum, as at the end of bounded sources."""
         self.watermark(MAX_WATERMARK_MS)
 
     def micro_batch(
@@ -459,11 +462,11 @@ class ProgramHarness:
         Parameters
         ----------
         elements
-            Of each input, in order; inputs that are left out have none.
+            Elements of each input, in order; inputs that are left out have none.
         watermark_ms, processing_time_ms
-            What event and processing time reach first; by default they stay where they are.
+            Watermark and processing time before the elements; by default unchanged.
         channel
-            Where the elements come from.
+            Channel of the elements.
         """
         now_ms = self._time_ms if processing_time_ms is None else processing_time_ms
         if now_ms < self._time_ms:
@@ -471,7 +474,7 @@ class ProgramHarness:
         reached_ms = max(self._watermark_ms, MIN_WATERMARK_MS if watermark_ms is None else watermark_ms)
         if len(elements) > len(self._sources):
             raise ConfigError(
-                f"the program has {len(self._sources)} inputs, and elements came for {len(elements)}",
+                f"the program has {len(self._sources)} inputs, but elements were given for {len(elements)}",
                 what_to_do="give a list for each input",
             )
         found = self._frames(elements, channel)
@@ -488,8 +491,8 @@ class ProgramHarness:
     def take(self) -> Output:
         """Return what was emitted since the last call: rows, their times, side outputs, counts.
 
-        Rows are named tuples. Those of one key are in their order; of several keys in one micro-batch the
-        order is not one to rely on.
+        Rows are named tuples. Rows of one key are in order; the order of several keys within one micro-batch
+        is undefined.
         """
         output, self._output = self._output, Output()
         return output
@@ -500,53 +503,55 @@ class ProgramHarness:
         return fields_of(self._main[0].frame)
 
     def snapshot(self) -> ProgramSnapshot:
-        """Return all state and where time stands, for a harness of the same program, or a changed one.
+        """Return all state and times, to restore a harness of the same program or of a changed one.
 
-        It is also what :meth:`crash` goes back to.
+        :meth:`crash` also goes back to it.
         """
         stored = {one.node.uid: one.snapshot() for one in self._operators}
         self._last = ProgramSnapshot(stored, self._watermark_ms, self._time_ms)
-        # What was answered up to here is not asked again, whatever is lost later.
+        # Async answers up to here are final and are not requested again after a crash.
         self._calls.checkpoint()
         return self._last
 
     def crash(self) -> None:
-        """Lose everything since the last snapshot: state, times, and output that was not taken.
+        """Discard everything since the last snapshot: state, times, and output that was not taken.
 
-        Without one, what the harness was made with is there again. Functions are not closed; new copies of
-        them are opened. Push again what was pushed since, as a job reads it again.
+        Without a snapshot, go back to the beginning. Functions are not closed; new copies are opened. Push
+        the elements since then again, as a job would read them again.
         """
         self._begin(self._last)
 
     def close(self) -> None:
-        """Close all functions, as a worker that ends in order."""
+        """Close all functions, as at the clean end of a worker."""
         close_kept(self._calls.name)
         for operator in self._operators:
             operator.close()
 
     def entries(self, state: str, uid: str | None = None) -> dict[Any, Any]:
-        """Return all entries of a keyed state, by key; those of windows by (key, window).
+        """Return all entries of a keyed state by key; for window state by (key, window).
 
         Parameters
         ----------
         uid
-            Of the operator; may be left out if only one has a state of that name.
+            Uid of the operator; may be left out if only one has a state of that name.
 
         Raises
         ------
         ConfigError
             There is no such state, or there are several.
         """
-        operator = self._having("keyed state", state, uid, {one: one.state_names for one in self._operators})
+        operator = self._find_operator(
+            "keyed state", state, uid, {one: one.state_names for one in self._operators}
+        )
         return {row.slot: row.value for group in operator.group_states() for row in group.rows(state)}
 
     def copies(self, state: str, uid: str | None = None) -> list[dict[Any, Any]]:
-        """Return each subtask's copy of a broadcast state; it is the function that has to keep them equal.
+        """Return each subtask's copy of a broadcast state; the function must keep them equal.
 
         Parameters
         ----------
         uid
-            Of the operator; may be left out if only one has a broadcast state of that name.
+            Uid of the operator; may be left out if only one has a broadcast state of that name.
 
         Raises
         ------
@@ -554,24 +559,24 @@ class ProgramHarness:
             There is no such state, or there are several.
         """
         names = {one: one.broadcast_names for one in self._operators}
-        return self._having("broadcast state", state, uid, names).copies(state)
+        return self._find_operator("broadcast state", state, uid, names).copies(state)
 
     def timer_count(self) -> int:
-        """Return how many timers are registered, of both clocks and all operators."""
+        """Return the number of registered timers, of both clocks and all operators."""
         return sum(group.timer_count() for one in self._operators for group in one.group_states())
 
     def next_timer_ms(self, domain: TimeDomain) -> int | None:
-        """Return when the next timer of a clock is due; None without one."""
+        """Return the time of the next timer of a clock; None without one."""
         due = [next_due_ms(one, domain) for one in self._operators]
         return min((due_ms for due_ms in due if due_ms is not None), default=None)
 
     @property
     def watermark_ms(self) -> int:
-        """Where event time stands."""
+        """The current watermark."""
         return self._watermark_ms
 
     @staticmethod
-    def _having(
+    def _find_operator(
         kind: str, state: str, uid: str | None, names: Mapping[ProgramOperator, Collection[str]]
     ) -> ProgramOperator:
         having = [one for one, own in names.items() if state in own and uid in (None, one.node.uid)]
@@ -643,7 +648,7 @@ class ProgramHarness:
         return output
 
 
-def _cached_files(given: object) -> Mapping[str, str]:
+def _check_cached_files(given: object) -> Mapping[str, str]:
     what_to_do = 'give cached_files={"model": "/path/of/it"}, or leave it out'
     found: dict[str, str] = {}
     for name, path in values_by_name("cached_files", given, what_to_do=what_to_do).items():
@@ -656,7 +661,7 @@ def _cached_files(given: object) -> Mapping[str, str]:
 
 
 def _ways(node: StreamNode, frames: Mapping[int, T.StructType]) -> list[StagedPath]:
-    paths = [staged_path(path, frames[id(path.base)]) for path in find_paths(node)]
+    paths = [build_path(path, frames[id(path.base)]) for path in find_paths(node)]
     for path in paths[1:]:
         check_same_fields(fields_of(paths[0].frame), fields_of(path.frame), "the program of a harness")
     return paths

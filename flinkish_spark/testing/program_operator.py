@@ -1,7 +1,7 @@
-"""The operators of a program in a harness: planned and run as in a job, with everything in memory.
+"""Operators in a harness: planned and run as in a job, in memory.
 
-A frame here is what a DataFrame of records is in a job: control columns, then fields. A row whose sequence is
-`BEHIND` or more came behind the watermark of its micro-batch.
+A frame here corresponds to a job's DataFrame of records: control columns, then fields. A row whose sequence
+is `BEHIND` or more was late at the watermark of its micro-batch.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ from flinkish_spark.worker.functions import AppendColumns, TimeStage
 from flinkish_spark.worker.keyed_operator import OperatorError
 from flinkish_spark.worker.runners import InputRows, OutputRows, make_runner
 
-#: As mapInArrow calls it.
+#: A function as for mapInArrow.
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _CONTROL = [T.StructField(name, T.LongType()) for name in (C.CHANNEL, C.SEQUENCE, C.TIME)]
-_NEEDS_SPARK = "give the harness a program that begins behind it, and test it with a Spark session"
+_NEEDS_SPARK = "give the harness a program that begins after it, and test that step with a Spark session"
 
 
 def frame_type(fields: T.StructType) -> T.StructType:
@@ -118,8 +118,8 @@ def records_in(frame: pa.RecordBatch) -> tuple[list[Any], list[int | None]]:
 
 
 @contextmanager
-def blaming(uid: str | None = None) -> Iterator[None]:
-    """Let what a function of the user's raised come out, with a note of the operator."""
+def blame(uid: str | None = None) -> Iterator[None]:
+    """Raise errors of a user function unchanged, with a note that names the operator."""
     blamed: BaseException | None = None
     try:
         yield
@@ -129,7 +129,7 @@ def blaming(uid: str | None = None) -> Iterator[None]:
         blamed = failure.__cause__
         uid = str(json.loads(str(failure).removeprefix(USER_FUNCTION_MARKER))["uid"])
     except USER_ERRORS as error:
-        # Of a fold over columns, beside what was emitted: it has no single element that failed.
+        # An error in a columnar fold has no single failed element.
         if uid is None and not isinstance(error, OutputError | StateValueError):
             raise
         blamed = error
@@ -137,7 +137,7 @@ def blaming(uid: str | None = None) -> Iterator[None]:
         says = f"the function {blamed}" if isinstance(blamed, OutputError) else str(blamed)
         raise UserFunctionError(f"operator '{uid}': {says}", uid=uid)
     if isinstance(blamed, StopIteration):
-        # As such it would end the `with` of whoever called.
+        # StopIteration would end the caller's `with`.
         blamed = NotAnEnd(blamed, "the function")
     if blamed is not None:
         blamed.add_note(f"in the operator '{uid}'")
@@ -145,8 +145,8 @@ def blaming(uid: str | None = None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Copied:
-    """A stage of which each micro-batch has a copy of its own, as each task in a job has."""
+class StageCopier:
+    """A stage that is copied for each micro-batch, as for each task in a job."""
 
     stage: Stage
 
@@ -163,24 +163,24 @@ class StagedPath:
     frame: T.StructType
 
     def rows(self, found: Mapping[int, pa.RecordBatch]) -> pa.RecordBatch:
-        """Return what comes out in a micro-batch, given what each base has, by its identity."""
+        """Return the output of a micro-batch, from the rows of each base, by its identity."""
         schema = arrow_schema(self.frame)
         rows = found[id(self.base)]
         for stage in self.stages:
             if rows.num_rows:
-                with blaming():
+                with blame():
                     rows = pa.concat_batches(list(stage(iter([rows]))))
         if not rows.num_rows:
             return pa.RecordBatch.from_pylist([], schema=schema)
         return as_schema(rows.select(schema.names), schema)
 
 
-def staged_path(path: Path, frame: T.StructType) -> StagedPath:
+def build_path(path: Path, frame: T.StructType) -> StagedPath:
     stages: list[Stage] = []
     functions = (step.function for step in path.steps if isinstance(step, TransformNode))
     is_told_times = not any(isinstance(one, ProcessTransform) for one in functions)
     if find_operator(path.base) is not None and not is_told_times:
-        stages.append(_untimed)
+        stages.append(_clear_times)
     for step in path.steps:
         stage, frame = _stage(step, frame)
         if stage is not None:
@@ -188,8 +188,8 @@ def staged_path(path: Path, frame: T.StructType) -> StagedPath:
     return StagedPath(path.base, tuple(stages), frame)
 
 
-def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Take times away: behind an operator a process function is not told of any, as in a job."""
+def _clear_times(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Set times to null: as in a job, a process function after an operator gets none."""
     for batch in batches:
         at = batch.schema.names.index(C.TIME)
         yield batch.set_column(at, batch.schema.field(at), pa.nulls(batch.num_rows, pa.int64()))
@@ -197,15 +197,15 @@ def _untimed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]:
     if isinstance(step, TimedNode):
-        return _timed(step, given), given
+        return _make_time_stage(step, given), given
     function: Any = step.function
     if isinstance(function, RowTransform | LookupTransform):
         worker, columns = function.make_worker(given)
-        return Copied(worker), columns
+        return StageCopier(worker), columns
     if isinstance(function, CustomPartitioning):
         function.check_key(fields_of(given).names)
     if is_partitioning(function):
-        # It moves rows between tasks and changes nothing.
+        # A redistribution moves rows between tasks and does not change them.
         return None, given
     raise no_frames()
 
@@ -218,8 +218,8 @@ def no_frames() -> GraphError:
     )
 
 
-def _timed(step: TimedNode, given: T.StructType) -> Stage | None:
-    """Return what gives records their times; watermarks come from the test alone."""
+def _make_time_stage(step: TimedNode, given: T.StructType) -> Stage | None:
+    """Return the stage that assigns timestamps; watermarks come from the test alone."""
     assigner: Any = step.strategy.timestamps
     if assigner is None:
         return None
@@ -251,18 +251,18 @@ def _ms(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class OperatorSnapshot:
-    #: State and timers of keys, by key group.
+    #: Keyed state and timers, by key group.
     groups: Mapping[int, bytes]
-    #: What each subtask keeps beside its key groups: broadcast state, operator list state; None for nothing.
+    #: Other state of each subtask: broadcast state, operator list state; None for nothing.
     partitions: tuple[bytes | None, ...]
     max_parallelism: int
-    #: What the state means, as a savepoint says it.
+    #: The meaning of the state, as in a savepoint.
     meaning: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class _Input:
-    """A path into the operator, and how its records travel."""
+    """An input of the operator, and the transport of its records."""
 
     staged: StagedPath
     given: KeyedInput
@@ -305,7 +305,7 @@ class ProgramOperator:
         return OperatorSnapshot(groups, partitions, self.node.max_parallelism, describe_meaning(self.node))
 
     def restart(self, stored: OperatorSnapshot | None) -> None:
-        """Begin with new copies of the function, and with what was stored; None for nothing."""
+        """Restart with new copies of the function, and the stored state; None for no state."""
         node, shape = self.node, self._shape
         changed = "" if stored is None else find_changed_meaning(stored.meaning, describe_meaning(node))
         if changed:
@@ -341,7 +341,7 @@ class ProgramOperator:
                 for index, runner in enumerate(self._runners)
             ]
         for value in self._groups.values():
-            # A declaration that does not fit is an error now, not of some element later.
+            # A declaration that does not fit fails now, not at some later element.
             GroupState(self._layout, value, NoBases())
 
     def take_back(self, before: OperatorSnapshot) -> None:
@@ -377,15 +377,15 @@ class ProgramOperator:
         self, found: Mapping[int, pa.RecordBatch], progress: Progress, counts: dict[str, int]
     ) -> dict[int, pa.RecordBatch]:
         given = [one.staged.rows(found) for one in self._inputs]
-        blocks, whole = self._spread(given)
+        blocks, whole = self._split_by_key_group(given)
         out: list[tuple[int, OutputRows]] = []
         for index, runner in enumerate(self._runners):
             if runner.side is not None:
-                with running_as(self._subtask(index)), blaming(self.node.uid):
+                with running_as(self._subtask(index)), blame(self.node.uid):
                     done = runner.side.begin(self._partitions[index], whole(index), progress)
                 self._partitions[index] = self._partitions[index] if done.value is None else done.value
                 out += [(self.node.max_parallelism + index, rows) for rows in done.rows]
-        for group in sorted(blocks.keys() | self._called(progress)):
+        for group in sorted(blocks.keys() | self._find_due_groups(progress)):
             inputs = [
                 sort_blocks(own, arrow_schema(one.sent.transport.schema)) if own else None
                 for own, one in zip(blocks.get(group, [[]] * len(given)), self._inputs, strict=True)
@@ -400,7 +400,7 @@ class ProgramOperator:
         runner = self._runners[index]
         state = GroupState(self._layout, self._groups.get(group), NoBases())
         state.clean_up(progress.processing_time_ms)
-        with running_as(self._subtask(index)), blaming(self.node.uid):
+        with running_as(self._subtask(index)), blame(self.node.uid):
             out = list(runner.process(inputs, state, progress))
             if state.is_changed:
                 self._groups[group] = state.dump(group, NO_BASE, progress.processing_time_ms)
@@ -408,8 +408,8 @@ class ProgramOperator:
             counts[name] = counts.get(name, 0) + count
         return out
 
-    def _called(self, progress: Progress) -> set[int]:
-        """Return the key groups that have something to do without elements."""
+    def _find_due_groups(self, progress: Progress) -> set[int]:
+        """Return the key groups that must run without elements."""
         called = set()
         for group, value in self._groups.items():
             state = GroupState(self._layout, value, NoBases())
@@ -420,21 +420,21 @@ class ProgramOperator:
                 called.add(group)
         return called
 
-    def _spread(
+    def _split_by_key_group(
         self, given: Sequence[pa.RecordBatch]
     ) -> tuple[dict[int, list[list[bytes]]], Callable[[int], InputRows]]:
-        """Return blocks by key group and input; and what belongs to no key group, by subtask."""
+        """Return the blocks by key group and input, and rows without a key group by subtask."""
         blocks: dict[int, list[list[bytes]]] = {}
         others: list[pa.RecordBatch | None] = [None] * len(given)
         for number, (rows, one) in enumerate(zip(given, self._inputs, strict=True)):
             if not rows.num_rows:
                 continue
-            with blaming(self.node.uid):
-                travelling = _travelling(rows, one, self.node.max_parallelism)
+            with blame(self.node.uid):
+                travelling = _to_transport(rows, one, self.node.max_parallelism)
             if one.given.distribution is not Distribution.BY_KEY:
                 others[number] = travelling.drop_columns([C.ROUTE])
                 continue
-            with blaming(self.node.uid):
+            with blame(self.node.uid):
                 for group, block in _blocks(travelling, one.sent):
                     blocks.setdefault(group, [[] for _ in given])[number].append(block)
 
@@ -459,7 +459,7 @@ class ProgramOperator:
         for channel, one in out:
             count = one.rows.num_rows
             places = [pa.array([channel] * count, pa.int64()), pa.array(range(one.first, one.first + count))]
-            # Of a vectorised function that names no event time rows have none.
+            # Rows of a vectorised function that names no event time have none.
             times = [] if self._shape.with_times else [pa.nulls(count, pa.int64())]
             arrays = [*places, *times, *one.rows.columns]
             parts[one.side].append(pa.RecordBatch.from_arrays(arrays, schema=schemas[one.side]))
@@ -480,15 +480,15 @@ def next_due_ms(operator: ProgramOperator, domain: TimeDomain) -> int | None:
 def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     entry = node.entries[input_.entry]
     staged = (
-        _staged_between(node.uid, input_, frame)
+        _build_input_path(node.uid, input_, frame)
         if find_operator(input_.base)
-        else staged_path(input_.paths[0], frame)
+        else build_path(input_.paths[0], frame)
     )
     fields = fields_of(staged.frame)
     functions = [key for key in entry.keys if isinstance(key, KeyFunction)]
     worker = make_key_worker(functions[0], staged.frame, node.uid, Origins()) if functions else None
     transport = _transport(node.uid, fields, entry.keys, worker)
-    # What is no name stands for a key that is computed.
+    # A key that is not a field name is computed.
     keys = cast("tuple[str, ...]", entry.keys if worker is None else (worker,) * len(worker.made))
     given = KeyedInput(
         (), fields, frozenset(), Origins(), keys, entry=input_.entry, distribution=entry.distribution
@@ -496,17 +496,17 @@ def _input(node: KeyedNode, input_: Input, frame: T.StructType) -> _Input:
     return _Input(staged, given, choose_sent_columns(node, given, transport), worker)
 
 
-def _staged_between(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
+def _build_input_path(uid: str, input_: Input, frame: T.StructType) -> StagedPath:
     if any(find_frame_function(step) is not None for path in input_.paths for step in path.steps):
         raise no_frames()
     worker, columns = make_worker_between(uid, input_, frame)
-    return StagedPath(input_.base, () if worker is None else (Copied(worker),), columns)
+    return StagedPath(input_.base, () if worker is None else (StageCopier(worker),), columns)
 
 
 def _transport(
     uid: str, fields: T.StructType, keys: Sequence[Key], worker: AppendColumns | None
 ) -> Transport:
-    """Return how whole records travel, as the planner says it with columns of Spark's."""
+    """Return the transport of whole records; the counterpart of the planner's Spark columns."""
     names = {field.name: f"c{at}" for at, field in enumerate(fields)}
     control = [T.StructField(name, T.LongType()) for name in (C.KEY_HASH, C.CHANNEL, C.SEQUENCE, C.TIME)]
     own = [T.StructField(names[field.name], field.dataType) for field in fields]
@@ -540,8 +540,8 @@ def _key_field(uid: str, key: Key, fields: T.StructType) -> T.StructField:
     return fields[key]
 
 
-def _travelling(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatch:
-    """Return records behind their key group, with the columns that travel."""
+def _to_transport(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatch:
+    """Return the records with their key groups and the transported columns."""
     if one.keys is not None:
         (rows,) = one.keys(iter([rows]))
         keys = [rows.column(name) for name in one.keys.names]
@@ -559,7 +559,7 @@ def _travelling(rows: pa.RecordBatch, one: _Input, groups: int) -> pa.RecordBatc
 
 
 def _blocks(rows: pa.RecordBatch, sent: SentColumns) -> Iterator[tuple[int, bytes]]:
-    """Yield blocks behind their key group, as the packer of a task makes them."""
+    """Yield pairs of key group and block, as a task's packer does."""
     folded = sent.folded
     packer = BlockPacker(
         arrow_schema(sent.transport.schema), combine=None if folded is None else folded.combiner

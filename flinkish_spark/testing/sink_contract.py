@@ -1,4 +1,4 @@
-"""What every exactly-once sink must hold, as tests: for a sink of your own and for those of this package.
+"""The contract of every exactly-once sink as test cases, for your own sinks and those of this package.
 
 Each case is a function that takes a :class:`SinkUnderTest`; run them all with :func:`check_sink`, or one by
 one with ``pytest.mark.parametrize("case", SINK_CASES)``.
@@ -33,36 +33,36 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[Any, ...]]
 _CONTROL = f"{C.KIND} INT, {C.CHECKPOINT} LONG, {C.CHANNEL} LONG, {C.HASH} LONG"
-#: Far above the ids of a short job, and not round: what belongs to it is recognised in a message.
+#: Far above the ids of a short job, and not round, so that messages about it are recognised.
 _FIRST_CHECKPOINT, _FIRST_BATCH = 1_001, 5_001
 
 
-class SinkContractBroken(AssertionError):
-    """A sink does not hold what its contract promises."""
+class SinkContractError(AssertionError):
+    """A sink breaks its contract."""
 
 
 @dataclass
 class SinkUnderTest:
-    """A sink, the system behind it, and a job that both belong to.
+    """A sink under test, its external system, and the job of both.
 
     Parameters
     ----------
     make_sink
-        Makes the sink anew, as a job does that starts again; always over the same system.
+        Creates the sink, as a restarted job does; always for the same system.
     read_visible
-        Returns the rows that a reader of the system sees now, each with its fields in order, in
-        any order. Rows that other tests wrote are no trouble.
+        Returns the rows that a reader of the system sees now, in any order, each with its fields in order.
+        Rows of other tests are allowed.
     spark
         With a master that retries tasks, such as ``local[2,4]``.
     folder
-        An empty directory for what the sink keeps below the job directory.
+        An empty directory in place of the sink's part of the job directory.
     schema
-        Of the records, as DDL.
+        Schema of the records, as DDL.
     make_row
-        From a text and a number, both new with every call, to a record of that schema.
+        Makes a record of that schema from a text and a number, which are new in every call.
     count_open
-        Returns how many transactions or files the sink has outside that are neither committed nor
-        aborted; None where nobody can tell.
+        Returns the number of the sink's external transactions or files that are neither committed nor
+        aborted; None if that is unknown.
     """
 
     make_sink: Callable[[], Sink]
@@ -84,7 +84,7 @@ class SinkUnderTest:
         self._numbers = itertools.count(1)
 
     def start(self) -> SinkProcess:
-        """Start the job (again): a new owner with a sink made anew."""
+        """Start or restart the job: a new owner with a new sink."""
         schema = output_schema(self.schema, "contract")
         epoch = OwnerEpoch(next(self._epochs))
         context = SinkContext(
@@ -100,7 +100,7 @@ class SinkUnderTest:
         return SinkProcess(self, context, self.make_sink())
 
     def new_rows(self, count: int = 5) -> Rows:
-        """Return records that no test has had before."""
+        """Return records that no test has used before."""
         numbers = [next(self._numbers) for _ in range(count)]
         return [self.make_row(f"{uuid.uuid4().hex[:12]}-{n}", n) for n in numbers]
 
@@ -113,27 +113,27 @@ class SinkUnderTest:
         return BatchId(next(self._batches))
 
     def visible(self, *rows: Rows) -> Counter[tuple[Any, ...]]:
-        """Return how often a reader sees each of these rows."""
+        """Count how often a reader sees each of these rows."""
         wanted = {row for one in rows for row in one}
         return Counter(row for row in map(tuple, self.read_visible()) if row in wanted)
 
     def expect_visible(self, *rows: Rows, when: str) -> None:
-        """Raise SinkContractBroken unless each of these rows is visible once."""
+        """Raise SinkContractError unless each of these rows is visible once."""
         self._expect(Counter(row for one in rows for row in one), rows, when)
 
     def expect_hidden(self, *rows: Rows, when: str) -> None:
-        """Raise SinkContractBroken if one of these rows is visible."""
+        """Raise SinkContractError if one of these rows is visible."""
         self._expect(Counter(), rows, when)
 
     def _expect(self, wanted: Counter[tuple[Any, ...]], rows: Sequence[Rows], when: str) -> None:
         found = self.visible(*rows)
         if found != wanted:
             missing, extra = list((wanted - found).elements()), list((found - wanted).elements())
-            raise SinkContractBroken(f"{when}: missing {missing[:5]}, too many {extra[:5]}")
+            raise SinkContractError(f"{when}: missing {missing[:5]}, too many {extra[:5]}")
 
 
 class SinkProcess:
-    """One owner's process: stages, commits, aborts and sweeps as a job would."""
+    """The process of one owner: stages, commits, aborts and sweeps as a job does."""
 
     def __init__(self, subject: SinkUnderTest, context: SinkContext, sink: Sink) -> None:
         self._subject, self._context = subject, context
@@ -142,16 +142,16 @@ class SinkProcess:
         self.committer = sink.create_committer(subject.spark, context)
         self._blocks = itertools.count(1)
 
-    def stage(self, rows: Rows, *, checkpoint: CheckpointId, change: _Change | None = None) -> Staged:
+    def stage(self, rows: Rows, *, checkpoint: CheckpointId, change: _Change | None = None) -> StagedBlock:
         frame = self._frame(rows, checkpoint)
         block, batch = next(self._blocks), self._subject.next_batch()
         changed = frame if change is None else change(frame)
         request = StageRequest(changed, Lineage(0), batch, block, checkpoint, lambda: len(rows))
         result = self._writer.stage(request)
         ack = SinkAck(self._context.uid, result.tasks)
-        # As in a staged file: what does not survive JSON does not survive a crash.
+        # As in a staged file, committables go through JSON.
         stored = [json.loads(json.dumps(dict(payload), allow_nan=False)) for payload in result.payloads]
-        return Staged(block, ack, tuple(Committable(self._context.uid, payload) for payload in stored))
+        return StagedBlock(block, ack, tuple(Committable(self._context.uid, payload) for payload in stored))
 
     def _frame(self, rows: Rows, checkpoint: CheckpointId) -> DataFrame:
         spark, width = self._subject.spark, len(self._context.schema)
@@ -161,24 +161,24 @@ class SinkProcess:
         fields = f"{_CONTROL}, {ddl_of(self._context.schema)}"
         return spark.createDataFrame(content, fields).repartition(2)
 
-    def commit(self, checkpoint: CheckpointId, *staged: Staged) -> None:
+    def commit(self, checkpoint: CheckpointId, *staged: StagedBlock) -> None:
         committables = [c for one in staged for c in one.committables]
         if committables:
             answers = self.committer.commit(checkpoint, committables)
             if len(answers) != len(committables) or not all(a.outcome.is_done for a in answers):
-                raise SinkContractBroken(f"commit answered {[(a.outcome.name, a.detail) for a in answers]}")
+                raise SinkContractError(f"commit answered {[(a.outcome.name, a.detail) for a in answers]}")
         completed = CompletedCheckpoint(checkpoint, 1_700_000_000_000, CheckpointPurpose.PERIODIC)
         answer = self.committer.checkpoint_complete(completed)
         if not answer.outcome.is_done:
-            raise SinkContractBroken(f"checkpoint_complete answered {answer.outcome.name}: {answer.detail}")
+            raise SinkContractError(f"checkpoint_complete answered {answer.outcome.name}: {answer.detail}")
 
-    def abort(self, staged: Staged) -> None:
+    def abort(self, staged: StagedBlock) -> None:
         answers = self.committer.abort(staged.committables)
         if len(answers) != len(staged.committables) or not all(a.outcome.is_done for a in answers):
-            raise SinkContractBroken(f"abort answered {[(a.outcome.name, a.detail) for a in answers]}")
+            raise SinkContractError(f"abort answered {[(a.outcome.name, a.detail) for a in answers]}")
 
-    def sweep(self, *kept: Staged, running: Iterable[int] = ()) -> None:
-        """Sweep, keeping these micro-batches and what has a running block."""
+    def sweep(self, *kept: StagedBlock, running: Iterable[int] = ()) -> None:
+        """Sweep leftovers, but keep these micro-batches and running blocks."""
         wanted = [c for one in kept for c in one.committables]
         self.committer.sweep(wanted, lambda: frozenset(running))
 
@@ -187,7 +187,7 @@ _Change = Callable[["DataFrame"], "DataFrame"]
 
 
 @dataclass(frozen=True)
-class Staged:
+class StagedBlock:
     block: int
     ack: SinkAck
     committables: tuple[Committable, ...]
@@ -198,38 +198,38 @@ def _hash(index: int) -> int:
 
 
 def nothing_is_visible_before_the_commit(subject: SinkUnderTest) -> None:
-    """Staged rows are hidden, and alive; the commit shows each of them once."""
+    """Check that staged rows are hidden and alive, and that the commit shows each of them once."""
     process, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
     staged = process.stage(rows, checkpoint=checkpoint)
     subject.expect_hidden(rows, when="before the commit")
     dead = process.committer.why_dead(staged.committables)
     if dead:
-        raise SinkContractBroken(f"what was just staged is dead: {dead}")
+        raise SinkContractError(f"what was just staged is dead: {dead}")
     process.commit(checkpoint, staged)
     subject.expect_visible(rows, when="behind the commit")
 
 
 def every_row_and_barrier_is_acknowledged(subject: SinkUnderTest) -> None:
-    """Tasks report what they saw, and barriers are no rows."""
+    """Check that tasks report all rows and barriers, and that barriers are no rows."""
     process, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
     ack = process.stage(rows, checkpoint=checkpoint).ack
     wanted = (len(rows), sum(map(_hash, range(len(rows)))) % (1 << 64), [(checkpoint, 7)])
     found = (ack.rows, ack.digest, [(b.checkpoint, b.channel) for b in ack.barriers])
     if found != wanted:
-        raise SinkContractBroken(f"rows, digest, barriers: {found} instead of {wanted}")
+        raise SinkContractError(f"rows, digest, barriers: {found} instead of {wanted}")
 
 
 def a_commit_may_be_repeated(subject: SinkUnderTest) -> None:
-    """By the same process, behind a later checkpoint's too."""
+    """Check repeated commits by the same process, also after a later checkpoint's commit."""
     process, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
     staged = process.stage(rows, checkpoint=checkpoint)
     process.commit(checkpoint, staged)
     process.commit(checkpoint, staged)
-    subject.expect_visible(rows, when="behind the second commit")
+    subject.expect_visible(rows, when="after the second commit")
 
 
 def another_process_can_commit(subject: SinkUnderTest) -> None:
-    """From the committable alone; also when the first one committed and died before the receipt."""
+    """Check a commit from the committable alone, also after a crash between commit and receipt."""
     first, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
     staged = first.stage(rows, checkpoint=checkpoint)
     first.committer.close()
@@ -238,11 +238,11 @@ def another_process_can_commit(subject: SinkUnderTest) -> None:
     second.commit(checkpoint, staged)
     second.committer.close()
     subject.start().commit(checkpoint, staged)
-    subject.expect_visible(rows, when="behind the commits of two processes")
+    subject.expect_visible(rows, when="after the commits of two processes")
 
 
 def an_abort_may_be_repeated_and_shows_nothing(subject: SinkUnderTest) -> None:
-    """By this process and another one; what is staged later is not touched by it."""
+    """Check repeated aborts, by this process and another one, which leave later staged data alone."""
     process, rows, later = subject.start(), subject.new_rows(), subject.new_rows()
     aborted = process.stage(rows, checkpoint=subject.next_checkpoint())
     checkpoint = subject.next_checkpoint()
@@ -252,64 +252,64 @@ def an_abort_may_be_repeated_and_shows_nothing(subject: SinkUnderTest) -> None:
     subject.start().abort(aborted)
     process.commit(checkpoint, staged)
     subject.expect_hidden(rows, when="behind the aborts")
-    subject.expect_visible(later, when="behind the commit of another micro-batch")
+    subject.expect_visible(later, when="after the commit of another micro-batch")
 
 
 def a_failed_attempt_is_staged_again(subject: SinkUnderTest) -> None:
-    """Rows that were staged twice show once: those of the attempt that counts."""
+    """Check that rows staged twice are visible once: those of the committed attempt."""
     process, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
     process.stage(rows, checkpoint=checkpoint)
     counts = process.stage(rows, checkpoint=checkpoint)
     process.commit(checkpoint, counts)
     process.sweep()
-    subject.expect_visible(rows, when="behind the commit of the second attempt")
+    subject.expect_visible(rows, when="after the commit of the second attempt")
 
 
 def a_task_that_is_tried_again_writes_once(subject: SinkUnderTest) -> None:
-    """Let the first attempt of every task fail behind its last row."""
+    """Check a job in which the first attempt of every task fails after its last row."""
     process, rows, checkpoint = subject.start(), subject.new_rows(), subject.next_checkpoint()
     staged = process.stage(
         rows, checkpoint=checkpoint, change=lambda frame: frame.mapInArrow(_fail_at_first, frame.schema)
     )
     process.commit(checkpoint, staged)
     process.sweep()
-    subject.expect_visible(rows, when="behind a failed attempt of each task")
+    subject.expect_visible(rows, when="after a failed attempt of each task")
 
 
 def micro_batches_of_one_checkpoint_come_together(subject: SinkUnderTest) -> None:
-    """Two micro-batches, one commit."""
+    """Check that two micro-batches become visible with one commit."""
     process, one, two = subject.start(), subject.new_rows(), subject.new_rows()
     checkpoint = subject.next_checkpoint()
     first = process.stage(one, checkpoint=checkpoint)
     second = process.stage(two, checkpoint=checkpoint)
     process.commit(checkpoint, first, second)
     process.commit(checkpoint, first, second)
-    subject.expect_visible(one, two, when="behind the commit of two micro-batches")
+    subject.expect_visible(one, two, when="after the commit of two micro-batches")
 
 
 def what_an_aborted_checkpoint_staged_passes_to_the_next(subject: SinkUnderTest) -> None:
-    """Commit under another id than the one it was staged for."""
+    """Check a commit under another checkpoint id than the one at staging."""
     process, rows = subject.start(), subject.new_rows()
     staged = process.stage(rows, checkpoint=subject.next_checkpoint())
     later = subject.next_checkpoint()
     process.commit(later, staged)
-    subject.expect_visible(rows, when="behind the commit under a later id")
+    subject.expect_visible(rows, when="after the commit under a later id")
 
 
 def an_empty_micro_batch_shows_nothing(subject: SinkUnderTest) -> None:
-    """Barriers pass without rows, between checkpoints that have some."""
+    """Check barriers without rows, between checkpoints with rows."""
     process, before, after = subject.start(), subject.new_rows(), subject.new_rows()
     for rows in (before, [], after):
         checkpoint = subject.next_checkpoint()
         staged = process.stage(rows, checkpoint=checkpoint)
         if len(staged.ack.barriers) != 1 or staged.ack.rows != len(rows):
-            raise SinkContractBroken(f"{staged.ack.rows} rows and {staged.ack.barriers}")
+            raise SinkContractError(f"{staged.ack.rows} rows and {staged.ack.barriers}")
         process.commit(checkpoint, staged)
-    subject.expect_visible(before, after, when="behind an empty micro-batch")
+    subject.expect_visible(before, after, when="after an empty micro-batch")
 
 
 def a_sweep_removes_leftovers_and_nothing_else(subject: SinkUnderTest) -> None:
-    """Commit what was kept behind a sweep; what nobody names is gone."""
+    """Check that a sweep deletes unnamed data, and that kept data can be committed after it."""
     first, wanted, forgotten = subject.start(), subject.new_rows(), subject.new_rows()
     checkpoint = subject.next_checkpoint()
     kept = first.stage(wanted, checkpoint=checkpoint)
@@ -322,11 +322,11 @@ def a_sweep_removes_leftovers_and_nothing_else(subject: SinkUnderTest) -> None:
     subject.expect_hidden(forgotten, when="behind the sweep")
     left = subject.count_open() if subject.count_open else 0
     if left:
-        raise SinkContractBroken(f"{left} leftovers are still open behind the sweep")
+        raise SinkContractError(f"{left} leftovers are still open after the sweep")
 
 
 def a_sweep_leaves_running_and_newer_work_alone(subject: SinkUnderTest) -> None:
-    """Keep a micro-batch that is being staged, and everything of a newer owner of the job."""
+    """Check that a sweep keeps a micro-batch that is being staged, and all data of a newer owner."""
     old, new = subject.start(), subject.start()
     running, newer = subject.new_rows(), subject.new_rows()
     checkpoint = subject.next_checkpoint()
@@ -339,7 +339,7 @@ def a_sweep_leaves_running_and_newer_work_alone(subject: SinkUnderTest) -> None:
 
 
 Case = Callable[[SinkUnderTest], None]
-#: All cases; each may be run alone, in any order, any number of times over one system.
+#: All cases; each may run alone, in any order, any number of times on one system.
 SINK_CASES: tuple[Case, ...] = (
     nothing_is_visible_before_the_commit,
     every_row_and_barrier_is_acknowledged,
@@ -361,17 +361,17 @@ def check_sink(subject: SinkUnderTest, cases: Sequence[Case] = SINK_CASES) -> No
 
     Raises
     ------
-    SinkContractBroken
-        Names every case that does not hold. Other errors of the sink go through.
+    SinkContractError
+        The message names every failed case. Other errors of the sink are raised unchanged.
     """
     broken = []
     for case in cases:
         try:
             case(subject)
-        except SinkContractBroken as error:
+        except SinkContractError as error:
             broken.append(f"{case.__name__}: {error}")
     if broken:
-        raise SinkContractBroken("\n".join(broken))
+        raise SinkContractError("\n".join(broken))
 
 
 def _fail_at_first(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

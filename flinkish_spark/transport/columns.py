@@ -131,9 +131,9 @@ def read_records(pieces: DataFrame, reader: Worker, columns: T.StructType) -> Da
 def mark_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
     """Mark the columns of a frame as those of a source's records, or as made of these."""
     # Imported here, since workers import this module and do not need plans.
-    from flinkish_spark.bridge.plans import named_records
+    from flinkish_spark.bridge.plans import name_records
 
-    named = named_records(frame, made_of)
+    named = name_records(frame, made_of)
     made = getattr(frame, _PASS, None)
     if made is not None:
         setattr(named, _PASS, made)

@@ -101,13 +101,13 @@ def _missing_kept() -> Sequence[Patch]:
 
 def _one_folder_for_all() -> Sequence[Patch]:
     """A new owner goes on in the folder in which an older JVM may still write."""
-    original = SimEngine.fenced_log
+    original = SimEngine.fence_log
 
-    def fenced_log(self: Any, ownership: Any) -> Any:
+    def fence_log(self: Any, ownership: Any) -> Any:
         log = original(self, ownership)
         return log.open_sibling("spark/1") if isinstance(log, BucketLog) else log
 
-    return [mock.patch.object(SimEngine, "fenced_log", fenced_log)]
+    return [mock.patch.object(SimEngine, "fence_log", fence_log)]
 
 
 def _newer_than_pins_cleaned() -> Sequence[Patch]:

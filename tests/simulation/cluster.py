@@ -290,7 +290,7 @@ class Cluster:
             with mock.patch("uuid.uuid4", lambda: SimpleNamespace(hex=name)):
                 pins = self._pins(store, clock)
                 rewinding.order_rewind(JobDir(store), pins, clock, target, tables, "simulated")
-        except (rewinding.RewindRefused, EnvironmentFault, JobDirError, ObjectMissing) as refused:
+        except (rewinding.RewindError, EnvironmentFault, JobDirError, ObjectMissing) as refused:
             world.note("people", f"refused: {refused}")
 
     def _pins(self, store: SimStore, clock: SimClock) -> CheckpointPins:

@@ -26,7 +26,7 @@ from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CachedReads
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings, Standby
-from flinkish_spark.job.rewind import RewindRefused
+from flinkish_spark.job.rewind import RewindError
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_status import Change, JobStatus, JobStatusChange
@@ -251,7 +251,7 @@ class Driver:
 
     def _check_end(self, error: Exception) -> None:
         """Require that the surroundings caused it."""
-        expected = isinstance(error, EnvironmentFault | RewindRefused) and not isinstance(
+        expected = isinstance(error, EnvironmentFault | RewindError) and not isinstance(
             error, CorruptObjectError
         )
         if isinstance(error, AnotherTimelineError):

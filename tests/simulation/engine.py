@@ -32,7 +32,7 @@ from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import Store
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.engine import QueryPlan, RestoredFrom, RunningQuery
+from flinkish_spark.job.engine import QueryPlan, RestoredSavepoint, RunningQuery
 from flinkish_spark.job.recovery import Reseeding
 from flinkish_spark.job.spark_engine import SinkStaging
 from flinkish_spark.planning.sink_rows import PlannedSink, SinkPart
@@ -291,7 +291,7 @@ class SimEngine:
         self._reseeding(log).record(Beginning(self._layout, nothing, {}))
         return JOB
 
-    def fenced_log(self, ownership: Ownership) -> SparkLog:
+    def fence_log(self, ownership: Ownership) -> SparkLog:
         """Rename Spark's folder."""
         self._world.step("fence", f"owner {ownership.epoch}")
         if self._is_on_disk:
@@ -362,11 +362,11 @@ class SimEngine:
     def _reseeding(self, log: SparkLog) -> SimReseeding:
         return SimReseeding(JobDir(self._store), log, self._layout)
 
-    def restored_from(self) -> RestoredFrom | None:
+    def find_restored(self) -> RestoredSavepoint | None:
         """Return none: no lineage begins with a savepoint."""
         return None
 
-    def confirmed(self, decision: Decision) -> None:
+    def on_confirmed(self, decision: Decision) -> None:
         """Do nothing."""
 
     # -- for the plan ---------------------------------------------------------------------------

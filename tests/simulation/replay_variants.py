@@ -137,7 +137,7 @@ def _replays_not_read() -> Sequence[Patch]:
 
 def _overtaking_kept() -> Sequence[Patch]:
     """As it was before the simulator looked at the order of what readers see."""
-    return [mock.patch.object(Recovery, "_overtakes", lambda self, staged: "")]
+    return [mock.patch.object(Recovery, "_find_overtaking", lambda self, staged: "")]
 
 
 #: Of commit or replay.

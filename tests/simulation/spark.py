@@ -123,7 +123,7 @@ class SimQuery:
         """There are no async operators in the simulated world."""
         return {}
 
-    def dropped_records(self) -> int:
+    def count_dropped(self) -> int:
         """Return none: no policy drops any."""
         return 0
 

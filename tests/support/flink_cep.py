@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flinkish_spark.cep.automaton import StateKind
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.matcher import Match, Matcher
 from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.stages import AfterMatchSkip, WithinType
@@ -171,11 +171,11 @@ def ours(case: Case) -> dict[str, Any]:
     answer: dict[str, Any] = {"steps": []}
     try:
         pattern = pattern_of(case["pattern"], skip_of(case.get("skip", ["none"])))
-        automaton = compiled(pattern)
+        automaton = compile_pattern(pattern)
     except PatternError as error:
         return answer | {"refused": "PatternError", "says": str(error)}
     matcher = Matcher(automaton, pattern.skip)
-    at_once = automaton.reached_from(automaton.start)
+    at_once = automaton.find_reachable(automaton.start)
     is_empty = any(state.kind is StateKind.FINAL for state in at_once)
     answer |= {"empty": is_empty, "states": len(automaton.states)}
     state, number = matcher.initial(), 0

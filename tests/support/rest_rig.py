@@ -17,7 +17,7 @@ from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer
 from flinkish_spark.checkpoint.ownership import process_key
 from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.reporting import reported_settings
+from flinkish_spark.job.reporting import collect_reported_settings
 from flinkish_spark.job.requests import OutsideRequest, RequestKind
 from flinkish_spark.protocol.checkpoint import ParticipantKind
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
@@ -112,7 +112,9 @@ class ShownJob(JobOnDisk):
             (Scan(ScanRole.RECORDS, "orders", "totals"),), (OperatorInstance("totals", "totals"),)
         )
         self.job_dir.record_fact("layout-0", layout.to_json())
-        settings = reported_settings(CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4)
+        settings = collect_reported_settings(
+            CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4
+        )
         self.report = JobReport.begin(OwnerEpoch(1), self.began_ms, GRAPH.vertices, settings, None)
         self.change(JobStatus.RUNNING, JobEvent.STARTED, 2_000)
         for vertex in GRAPH.vertices:

@@ -343,7 +343,7 @@ def test_what_an_output_no_longer_has_is_said(audited: Audited, topic) -> None:
     audited.sink = topic(partitions=2, configs={"cleanup.policy": "compact"})
     audited.send(*copied())
     assert audited.audit()["outputs"]["out"]["notes"] == [
-        f"{audited.sink} is compacted; what is gone counts as lost"
+        f"{audited.sink} is compacted; deleted records count as lost"
     ]
     found = audited.audit(output="out=delta:/no/such/table")
     assert found["lost"] == 20 and "there is no table" in found["outputs"]["out"]["notes"][0]

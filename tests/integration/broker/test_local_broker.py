@@ -13,8 +13,8 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.testing.broker import LocalBroker, PortTaken
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
+from flinkish_spark.testing.broker import LocalBroker
 
 from .conftest import BROKER_JARS
 
@@ -57,7 +57,9 @@ def test_a_taken_port_is_one_clear_error(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        with pytest.raises(PortTaken, match=rf"Port {port} .* is taken.* To do: stop it, or give another"):
+        with pytest.raises(
+            EnvironmentFault, match=rf"Port {port} .* is taken.* To do: stop it, or give another"
+        ):
             LocalBroker(tmp_path, jars_dir=BROKER_JARS, port=port).start()
 
 

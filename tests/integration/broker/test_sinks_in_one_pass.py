@@ -114,14 +114,14 @@ def test_each_sink_gets_its_rows_in_its_form(
 ) -> None:
     """Over a restart: same rows in two forms, a side output, another operator, policies."""
     joined: list[set[str]] = []
-    found = spark_engine._joined
+    found = spark_engine._plan_joint_passes
 
     def noted(*given: Any) -> Any:
         passes = found(*given)
         joined.extend({sink.uid for sink in one.sinks} for one in passes)
         return passes
 
-    monkeypatch.setattr(spark_engine, "_joined", noted)
+    monkeypatch.setattr(spark_engine, "_plan_joint_passes", noted)
     source, own = topic(2), Programs(broker.bootstrap_servers, topic, tmp_path / "table")
     amounts: dict[str, list[int]] = {user: [] for user in USERS}
     for turn in range(2):

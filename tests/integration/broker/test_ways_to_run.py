@@ -17,7 +17,7 @@ import pytest
 from flinkish_spark.bridge.session import spark_conf
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.jars import pinned_jars
+from flinkish_spark.jars import find_pinned_jars
 from tests.support.jobs import produce, read_delta, totals_in
 from tests.support.services import BUILD, ROOT
 
@@ -33,7 +33,7 @@ def test_spark_submit_runs_the_demos_job_and_sigterm_ends_it_with_a_checkpoint(b
         for n in range(140)
     ]
     produce(servers, "orders", values, partition=0)
-    conf = [f"--conf={name}={value}" for name, value in spark_conf(pinned_jars(BUILD / "jars")).items()]
+    conf = [f"--conf={name}={value}" for name, value in spark_conf(find_pinned_jars(BUILD / "jars")).items()]
     arguments = {
         "--bootstrap-servers": servers,
         "--job-dir": tmp_path / "job",

@@ -17,7 +17,7 @@ from flinkish_spark.cep import (
     PatternProcessFunction,
     PatternsFromStream,
 )
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.operators.patterns import LookedFor
 from flinkish_spark.savepoints.files import SavepointMisfit
@@ -172,7 +172,7 @@ def still_open(*counts: dict[str, int]) -> int:
 
 def open_in_state(spark: Any, tmp_path: Any) -> int:
     """Return how many partial matches the newest checkpoint has, over all lives of the job."""
-    mark = LookedFor("", compiled(RISING), RISING.skip).fingerprint
+    mark = LookedFor("", compile_pattern(RISING), RISING.skip).fingerprint
     try:
         matches = read_state(spark, tmp_path / "job", "alarms", f"pattern/matches of {mark}")
     except SavepointMisfit:

@@ -22,7 +22,7 @@ pytestmark = [
 #: By day and at night.
 PAIRS = 100_000 if effort.is_night else 2_000
 #: We refuse these when they are compiled; Flink fails at the first event that meets them, or never ends.
-REFUSED_EARLIER = ("for ever", "all that stands before it may be missing", "cannot be told apart")
+REFUSED_EARLIER = ("for ever", "all names before it are optional", "cannot be distinguished")
 
 
 @pytest.fixture(scope="module")

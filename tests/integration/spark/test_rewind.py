@@ -18,7 +18,7 @@ from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.core.store import LocalStore
-from flinkish_spark.job.rewind import Rewinder, RewindRefused, order_rewind
+from flinkish_spark.job.rewind import Rewinder, RewindError, order_rewind
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.lineage import Tables
 from tests.support.jobs import TOTAL, RunningTotal, await_that, environment, failure_of, read_delta, running
@@ -205,7 +205,7 @@ def test_rows_of_others_are_not_taken_back(spark, tmp_path) -> None:
     before = job.found()
     job.order(job.job_dir.live_commits()[0].checkpoint, Tables.RESTORE)
     refused = failure_of(job.environment())
-    assert isinstance(refused, RewindRefused) and "committed by somebody else" in str(refused)
+    assert isinstance(refused, RewindError) and "committed by somebody else" in str(refused)
     assert job.found() == before and job.job_dir.history().rewinds == ()
     # The order is closed: the next start goes on where the job was.
     job.run()

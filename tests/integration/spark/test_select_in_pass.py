@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import Computing, RowPlan, named_scan, origins_of, row_plan
+from flinkish_spark.bridge.plans import Projection, RowPlan, name_scan, origins_of, row_plan
 from flinkish_spark.planning.between import RecordStream, transform_records
 from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.transport import columns as C
@@ -149,7 +149,7 @@ def test_columns_are_known_as_those_of_the_source_behind_functions_in_its_pass(s
     stream = transform_records(
         stream, lambda df: df.select(F.coalesce("a", "m").alias("v"), F.lit(1).alias("one"))
     )
-    found = origins_of(named_scan(stream.frame, ScanRole.RECORDS, "in"))
+    found = origins_of(name_scan(stream.frame, ScanRole.RECORDS, "in"))
     assert found["v"] == {("in", "b"), ("in", "n")} and found["one"] == frozenset()
 
 
@@ -176,5 +176,5 @@ def test_another_calendar_is_for_the_jvm(spark: Any) -> None:
         read = row_plan(given, given.select(F.date_format("at", "yyyy").alias("v")), ("at",), "made")
     finally:
         spark.conf.unset("spark.sql.legacy.timeParserPolicy")
-    assert isinstance(read, RowPlan) and isinstance(read.steps[0], Computing)
+    assert isinstance(read, RowPlan) and isinstance(read.steps[0], Projection)
     assert read.steps[0].columns[0].in_arrow is None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.session import _has_package, hold_stage_bars, preload_workers, without_traces
+from flinkish_spark.bridge.session import _has_package, hold_stage_bars, preload_workers, suppress_traces
 from flinkish_spark.jars import shim_jar
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def test_traces_and_bars_are_held_back_and_come_back(spark: SparkSession) -> Non
 
     log4j.core.config.Configurator.setLevel(own, log4j.Level.INFO)
     before = level(executor)
-    with without_traces(spark):
+    with suppress_traces(spark):
         # What somebody has set up is as it was.
         assert (level(executor), level(own)) == ("OFF", "INFO")
         hold_stage_bars(spark)

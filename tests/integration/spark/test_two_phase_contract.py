@@ -6,7 +6,7 @@ import pytest
 
 from flinkish_spark import CommitAnswer, MemorySink, Outcome, SinkWithDeadLetters
 from flinkish_spark.testing import sink_contract as sinks
-from flinkish_spark.testing.sink_contract import SINK_CASES, SinkContractBroken, SinkUnderTest, check_sink
+from flinkish_spark.testing.sink_contract import SINK_CASES, SinkContractError, SinkUnderTest, check_sink
 from tests.support.two_phase_page import Ledger, sqlite_sink_class
 
 SCHEMA = "user STRING, total LONG"
@@ -106,5 +106,5 @@ def test_a_broken_sink_is_found_out(methods, found, spark, tmp_path) -> None:
     cases = {case.__name__: case for case in SINK_CASES}
     wanted = ["nothing_is_visible_before_the_commit", "a_commit_may_be_repeated"]
     wanted.append("a_sweep_removes_leftovers_and_nothing_else")
-    with pytest.raises(SinkContractBroken, match=found):
+    with pytest.raises(SinkContractError, match=found):
         check_sink(subject, [cases[name] for name in wanted])

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from flinkish_spark.audit.counting import Extent, InputOffsets, KeyOrder, NamedOffsets, lost
+from flinkish_spark.audit.counting import Extent, InputOffsets, KeyOrder, NamedOffsets, find_lost
 from tests.support.effort import seeds
 
 EXTENTS = {("in", 0): Extent(5, 25), ("in", 1): Extent(0, 10), ("other", 0): Extent(3, 3)}
@@ -42,7 +42,7 @@ def test_origins_are_counted_as_a_dictionary_counts_them(seed: int) -> None:
     assert named.outside == outside and expected.records == len(present)
     assert named.duplicated == sum(n - 1 for n in inside_rows.values())
     assert named.unexpected == len(inside_rows.keys() - present)
-    assert lost(expected, [named]).count == len(present - inside_rows.keys())
+    assert find_lost(expected, [named]).count == len(present - inside_rows.keys())
 
 
 def test_several_outputs_can_share_the_input_out() -> None:
@@ -51,8 +51,8 @@ def test_several_outputs_can_share_the_input_out() -> None:
     left, right = NamedOffsets(expected), NamedOffsets(expected)
     left.add(ints([0, 0]), ints([0, 1]))
     right.add(ints([0]), ints([2]))
-    assert lost(expected, [left, right]).examples == ("in-0 offset 3",)
-    assert (lost(expected, [left]).count, lost(expected, [right]).count) == (2, 3)
+    assert find_lost(expected, [left, right]).examples == ("in-0 offset 3",)
+    assert (find_lost(expected, [left]).count, find_lost(expected, [right]).count) == (2, 3)
 
 
 def test_faults_are_named() -> None:
@@ -62,7 +62,7 @@ def test_faults_are_named() -> None:
     named.add(ints([0] * 4), ints([11, 12, 12, 13]))
     named.add(ints([0]), ints([11]))
     assert named.examples == ["in-3 offset 12", "in-3 offset 11"] and named.duplicated == 2
-    assert lost(expected, [named]).examples[0] == "in-3 offset 10"
+    assert find_lost(expected, [named]).examples[0] == "in-3 offset 10"
     expected.present[0][3] = False
     assert named.examples_of_unexpected == ["in-3 offset 13"] and named.unexpected == 1
 

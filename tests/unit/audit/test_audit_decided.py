@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.audit.decided import Decided, NothingToAudit, Visible, partial_checkpoints
+from flinkish_spark.audit.decided import JobDecisions, Visible, partial_checkpoints
+from flinkish_spark.core.errors import UserError
 from flinkish_spark.protocol.decisions import RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind
@@ -22,7 +23,7 @@ def job(tmp_path: Path) -> JobOnDisk:
 
 
 def found(job: JobOnDisk, by_batch: dict[str, int] | None = None, **more: dict[int, int]) -> list[str]:
-    decided = Decided.read(job.job_dir)
+    decided = JobDecisions.read(job.job_dir)
     batches = None if by_batch is None else Counter(by_batch)
     checkpoints = Counter(more["checkpoints"]) if more else None
     visible = Visible("out", batches, checkpoints)
@@ -59,7 +60,7 @@ def test_what_a_rewind_left_behind_is_not_compared(job: JobOnDisk) -> None:
     job.complete(1, 2)
     job.went_back(1, 1)
     job.complete(3, lineage=1)
-    decided = Decided.read(job.job_dir)
+    decided = JobDecisions.read(job.job_dir)
     assert decided.newest is not None and int(decided.newest.checkpoint) == 3
     assert [decided.is_dead_batch(name) for name in ("0/3", "0/4", "1/6", "nonsense")] == [
         False,
@@ -86,9 +87,9 @@ def test_what_was_given_up_undecided_must_not_be_visible(job: JobOnDisk) -> None
 
 def test_what_became_visible_meanwhile_is_looked_up_again(job: JobOnDisk) -> None:
     job.complete(1)
-    before = Decided.read(job.job_dir)
+    before = JobDecisions.read(job.job_dir)
     job.complete(2)
-    after = Decided.read(job.job_dir)
+    after = JobDecisions.read(job.job_dir)
     assert partial_checkpoints(before, Visible("out", Counter(EXACT)), after) == []
     assert partial_checkpoints(before, Visible("out", Counter(EXACT)), before) != []
 
@@ -96,9 +97,9 @@ def test_what_became_visible_meanwhile_is_looked_up_again(job: JobOnDisk) -> Non
 def test_what_was_deleted_between_two_looks_is_not_judged(job: JobOnDisk) -> None:
     """A job with short intervals has deleted by the second look all that the first one saw."""
     job.complete(1, 2)
-    before = Decided.read(job.job_dir)
+    before = JobDecisions.read(job.job_dir)
     job.complete(5, 6)
-    after = replace(found := Decided.read(job.job_dir), checkpoints={5: found.checkpoints[5]})
+    after = replace(found := JobDecisions.read(job.job_dir), checkpoints={5: found.checkpoints[5]})
     batches = Counter({**EXACT, "0/6": 3, "0/9": 3, "0/10": 3, "0/11": 3})
     assert partial_checkpoints(before, Visible("out", batches), after) == []
     ids = Counter({1: 6, 2: 6, 3: 6, 4: 6, 5: 6})
@@ -115,7 +116,7 @@ def test_what_was_deleted_between_two_looks_is_not_judged(job: JobOnDisk) -> Non
 
 def test_a_sink_is_one_of_the_job_s(job: JobOnDisk) -> None:
     job.complete(1)
-    decided = Decided.read(job.job_dir)
+    decided = JobDecisions.read(job.job_dir)
     decided.check_sink("out")
-    with pytest.raises(NothingToAudit, match=r"no sink 'in'.*out"):
+    with pytest.raises(UserError, match=r"no sink 'in'.*out"):
         decided.check_sink("in")

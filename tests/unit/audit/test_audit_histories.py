@@ -16,7 +16,7 @@ import pytest
 from flinkish_spark.audit import audit as auditing
 from flinkish_spark.audit import outputs
 from flinkish_spark.audit.audit import AuditResult, AuditSettings, audit
-from flinkish_spark.audit.decided import Decided
+from flinkish_spark.audit.decided import JobDecisions
 from flinkish_spark.audit.outputs import OutputKind, OutputSpec
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange
@@ -195,7 +195,7 @@ class History:
     # -- what can be broken -----------------------------------------------------------------------
     def live(self) -> list[tuple[Log, int]]:
         """The places of records that no rewind has left behind."""
-        decided = Decided.read(self.on_disk.job_dir)
+        decided = JobDecisions.read(self.on_disk.job_dir)
         out = self.logs["out"]
         return [
             (log, at)

@@ -52,7 +52,7 @@ def test_headers_say_where_a_record_comes_from() -> None:
             headers(topic="other", partition=1),
         ],
     )
-    found = OriginReader(NAMES, PLACES).of_records(batch)
+    found = OriginReader(NAMES, PLACES).read_records(batch)
     assert places(found) == [
         (1, 2**40, True),
         (-1, 0, False),
@@ -62,7 +62,7 @@ def test_headers_say_where_a_record_comes_from() -> None:
         (-1, 0, False),
     ]
     # Also of a part of a batch.
-    assert places(OriginReader(NAMES, PLACES).of_records(batch.slice(4, 1))) == [(2, 0, True)]
+    assert places(OriginReader(NAMES, PLACES).read_records(batch.slice(4, 1))) == [(2, 0, True)]
 
 
 def test_json_fields_say_it_where_headers_do_not() -> None:
@@ -74,15 +74,15 @@ def test_json_fields_say_it_where_headers_do_not() -> None:
         json.dumps({"_offset": 3, "_partition": 2, "_topic": "in", "more": {"_offset": 9}}).encode(),
         b'{"user": "no origin"}',
     ]
-    found = OriginReader(NAMES, PLACES).of_records(records(values, [None] * 4))
+    found = OriginReader(NAMES, PLACES).read_records(records(values, [None] * 4))
     assert places(found) == [(0, 2**53 + 1, True), (-1, 0, False), (1, 3, True), (-1, 0, False)]
     texts = [json.dumps({"_topic": "in", "_partition": "0", "_offset": "12"}).encode()]
-    assert places(OriginReader(NAMES, PLACES).of_records(records(texts, [None]))) == [(0, 12, True)]
+    assert places(OriginReader(NAMES, PLACES).read_records(records(texts, [None]))) == [(0, 12, True)]
 
 
 def test_values_that_are_no_json_have_no_origin() -> None:
     for values in ([b"\x00\x01"], [b"[1]"], [b""], [None], []):
-        found = OriginReader(NAMES, PLACES).of_records(records(values, [None] * len(values)))
+        found = OriginReader(NAMES, PLACES).read_records(records(values, [None] * len(values)))
         assert not found.is_named.any() and len(found.offsets) == len(values)
     assert json_columns(pa.array([b"[1]", b"{}{}"], pa.binary()), list(NAMES.all)) is None
 
@@ -93,14 +93,14 @@ def test_a_record_of_somebody_else_hides_no_other() -> None:
     strange = (b"plain text", b"[1]", b"{}{}", b"\xff", b'{"_topic": "in", "_partition": 0, "_offset": 1.5}')
     strange += (b'{"_topic": {"a": 1}, "_partition": 0, "_offset": 1}', b'{"_offset": true}', b"[" * 100_000)
     for value in strange:
-        found = OriginReader(NAMES, PLACES).of_records(records([ours[0], value, ours[1]], [None] * 3))
+        found = OriginReader(NAMES, PLACES).read_records(records([ours[0], value, ours[1]], [None] * 3))
         assert [places(found)[at] for at in (0, 2)] == [(0, 1, True), (0, 2, True)], value[:60]
         assert not found.is_named[1]
     as_text = b'{"_topic": "in", "_partition": "2", "_offset": "7"}'
-    found = OriginReader(NAMES, PLACES).of_records(records([ours[0], as_text], [None] * 2))
+    found = OriginReader(NAMES, PLACES).read_records(records([ours[0], as_text], [None] * 2))
     assert places(found) == [(0, 1, True), (1, 7, True)]
     in_headers = [None, headers(topic="other", partition=1, offset=5), headers(topic="other"), None]
-    found = OriginReader(NAMES, PLACES).of_records(records([ours[0], b"x", ours[1], b"x"], in_headers))
+    found = OriginReader(NAMES, PLACES).read_records(records([ours[0], b"x", ours[1], b"x"], in_headers))
     assert places(found) == [(0, 1, True), (2, 5, True), (0, 2, True), (-1, 0, False)]
 
 
@@ -113,17 +113,21 @@ def test_columns_say_it_as_numbers_or_texts() -> None:
         ],
         names=list(NAMES.all),
     )
-    assert places(OriginReader(NAMES, PLACES).of_rows(rows)) == [(0, 4, True), (-1, 5, False), (-1, 0, False)]
+    assert places(OriginReader(NAMES, PLACES).read_rows(rows)) == [
+        (0, 4, True),
+        (-1, 5, False),
+        (-1, 0, False),
+    ]
     one = OriginNames.of("p,o")
     rows = pa.record_batch([pa.array(["0", "2"]), pa.array([1, 2])], names=["p", "o"])
-    found = OriginReader(one, [("in", 0), ("in", 2)]).of_rows(rows)
+    found = OriginReader(one, [("in", 0), ("in", 2)]).read_rows(rows)
     assert places(found) == [(0, 1, True), (1, 2, True)]
 
 
 def test_what_is_no_number_is_named() -> None:
     batch = records([b"x"], [headers(topic="in", partition="zero", offset=1)])
     with pytest.raises(SchemaError, match="'_partition' of an output is not a whole number"):
-        OriginReader(NAMES, PLACES).of_records(batch)
+        OriginReader(NAMES, PLACES).read_records(batch)
 
 
 @pytest.mark.parametrize("text", ["", "a", "a,", "a,b,c,d", ",,"])
@@ -143,7 +147,7 @@ def test_keys_are_told_apart_and_so_are_places() -> None:
 def test_a_header_that_is_no_text_is_one_of_somebody_else() -> None:
     """One such record of a stranger's does not end the audit."""
     foreign = [{"key": "_topic", "value": b"\xff"}, *headers(partition=0, offset=7)]
-    found = OriginReader(NAMES, PLACES).of_records(
+    found = OriginReader(NAMES, PLACES).read_records(
         records([b"x", b"x"], [foreign, headers(topic="in", partition=0, offset=1)])
     )
     assert places(found) == [(-1, 7, True), (0, 1, True)]

@@ -11,8 +11,8 @@ import pytest
 from pyarrow import parquet
 
 from flinkish_spark.audit.counting import Extent, InputOffsets
-from flinkish_spark.audit.decided import Decided, partial_checkpoints
-from flinkish_spark.audit.outputs import OriginNames, OutputKind, OutputReader, OutputSpec, UnreadableTable
+from flinkish_spark.audit.decided import JobDecisions, partial_checkpoints
+from flinkish_spark.audit.outputs import OriginNames, OutputKind, OutputReader, OutputSpec
 from flinkish_spark.connectors.delta.table import app_id
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
@@ -23,11 +23,14 @@ from tests.unit.demo.test_demo_delta_log import mark, write_version
 JOB = JobUuid("a" * 32)
 
 
-NOTHING_DECIDED = Decided({}, None, LineageHistory())
+NOTHING_DECIDED = JobDecisions({}, None, LineageHistory())
 
 
 def read(
-    place: Path, decided: Decided = NOTHING_DECIDED, job: JobUuid = JOB, kind: OutputKind = OutputKind.DELTA
+    place: Path,
+    decided: JobDecisions = NOTHING_DECIDED,
+    job: JobUuid = JOB,
+    kind: OutputKind = OutputKind.DELTA,
 ):
     expected = InputOffsets({("in", 0): Extent(0, 20)})
     reader = OutputReader(expected, OriginNames(), job, decided, lambda: None)
@@ -51,7 +54,7 @@ def test_a_table_that_the_sink_merges_into_is_refused_and_not_called_lost(tmp_pa
     found = read(table)
     assert found.rows == 0 and found.by_checkpoint == {1: 2}
     write_version(table, 3, mark(ours, 2), added(table, "c.parquet", 1), {"remove": {"path": "b.parquet"}})
-    with pytest.raises(UnreadableTable, match="'out' replaces rows of the table"):
+    with pytest.raises(EnvironmentFault, match="'out' replaces rows of the table"):
         read(table)
 
 
@@ -71,9 +74,9 @@ def test_what_a_rewind_left_in_a_table_is_no_duplicate_also_when_its_decision_is
     offsets = {1: range(6), 2: range(6, 12), 4: range(6, 12), 5: range(12, 18)}
     for number, (checkpoint, rows) in enumerate(offsets.items()):
         write_version(table, number, mark(ours, checkpoint), added(table, f"{checkpoint}.parquet", *rows))
-    with_decision = read(table, Decided.read(job.job_dir), job.uuid)
+    with_decision = read(table, JobDecisions.read(job.job_dir), job.uuid)
     shutil.rmtree(next((tmp_path / "job" / "checkpoints").glob("*2")))
-    decided = Decided.read(job.job_dir)
+    decided = JobDecisions.read(job.job_dir)
     assert list(decided.checkpoints) == [1, 4, 5]
     found = read(table, decided, job.uuid)
     for one in (with_decision, found):
@@ -89,7 +92,7 @@ def test_what_a_rewind_left_in_a_table_is_no_duplicate_also_when_its_decision_is
 def test_a_table_and_files_show_no_input_that_their_checkpoint_had_not_read(tmp_path: Path) -> None:
     job, table, files = JobOnDisk(tmp_path / "job"), tmp_path / "t", tmp_path / "files"
     job.complete(1, 2)
-    decided = Decided.read(job.job_dir)
+    decided = JobDecisions.read(job.job_dir)
     ends = {number: replace(one, offsets_text=f'v1\n{{}}\n{{"in": {{"0": {6 * number}}}}}')
             for number, one in decided.checkpoints.items()}  # fmt: skip
     decided = replace(decided, checkpoints=ends)
@@ -105,7 +108,7 @@ def test_a_table_and_files_show_no_input_that_their_checkpoint_had_not_read(tmp_
     for place, kind in ((table, OutputKind.DELTA), (files, OutputKind.PARQUET)):
         found = read(place, decided, job.uuid, kind)
         told = [str(one) for one in partial_checkpoints(decided, found.visible, decided)]
-        assert told == ["'out' shows in checkpoint 1 a row of in-0 offset 6, which that had not read"], kind
+        assert told == ["'out' shows in checkpoint 1 a row of in-0 offset 6, which it had not read"], kind
     assert decided.checkpoints[1].checkpoint == int(CheckpointId(1))
 
 

@@ -28,7 +28,7 @@ class Builder:
 def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     jar = tmp_path / "one.jar"
     jar.touch()
-    monkeypatch.setattr(session, "pinned_jars", lambda directory: [jar])
+    monkeypatch.setattr(session, "find_pinned_jars", lambda directory: [jar])
     monkeypatch.setattr(session, "shim_jar", lambda: jar)
     return jar
 

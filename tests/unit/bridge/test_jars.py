@@ -9,7 +9,7 @@ import pytest
 
 from flinkish_spark import jars
 from flinkish_spark.bridge import session
-from flinkish_spark.jars import JarMissing, pinned, pinned_jars, spark_minors
+from flinkish_spark.jars import JarMissing, find_pinned, find_pinned_jars, spark_minors
 from tests.support.cli_rig import flinkish
 
 EXTENSION = "spark.sql.extensions"
@@ -31,7 +31,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, minor: str, directory: Path, *more: st
     monkeypatch.setattr(jars, "running_minor", lambda: minor)
     monkeypatch.setattr(session, "running_minor", lambda: minor)
     monkeypatch.setattr(session, "shim_jar", lambda: directory / "shim.jar")
-    names = ["{1}-{2}.jar".format(*one.split(":")) for one in pinned("spark", minor)]
+    names = ["{1}-{2}.jar".format(*one.split(":")) for one in find_pinned("spark", minor)]
     for name in (*names, *more):
         (directory / name).touch()
     return directory
@@ -43,13 +43,13 @@ def configured(directory: Path) -> dict[str, Any]:
 
 def test_each_minor_version_has_its_own_delta_or_none() -> None:
     for minor in spark_minors():
-        found = [one.split(":")[1] for one in pinned("spark", minor) if ":delta-spark_" in one]
+        found = [one.split(":")[1] for one in find_pinned("spark", minor) if ":delta-spark_" in one]
         assert found in ([], [f"delta-spark_{minor}_2.13"])
 
 
 def test_a_version_that_nobody_has_tried_is_refused() -> None:
     with pytest.raises(JarMissing, match=r"no JARs are pinned for Spark 4\.99.*4\.2"):
-        pinned("spark", "4.99")
+        find_pinned("spark", "4.99")
 
 
 def test_pinned_delta_comes_with_its_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +64,10 @@ def test_jars_that_are_there_are_not_fetched(tmp_path: Path, monkeypatch: pytest
     result = flinkish("jars", "--packages")
     assert result.exit_code == 0
     options = dict(line.split(" ", 1) for line in result.stdout.splitlines())
-    assert options["--packages"].split(",") == pinned("spark", "4.2")
+    assert options["--packages"].split(",") == find_pinned("spark", "4.2")
     assert f"--conf spark.jars={directory / 'shim.jar'}\n" in result.stdout
     assert "--conf spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension\n" in result.stdout
-    assert [one.name for one in jars.download(directory)] == [one.name for one in pinned_jars(directory)]
+    assert [one.name for one in jars.download(directory)] == [one.name for one in find_pinned_jars(directory)]
     monkeypatch.setattr(session, "check_java", lambda: None)
     result = flinkish("jars", directory)
     assert "7 JARs are in" in result.stderr
@@ -104,7 +104,7 @@ def test_where_none_is_served_a_session_starts_without_delta(
     with pytest.raises(
         JarMissing, match=r"no JAR of Delta Lake for Spark 4\.3.*none was served.*use Spark .*4\.2"
     ):
-        pinned_jars(directory, group="io.delta")
+        find_pinned_jars(directory, group="io.delta")
 
 
 def test_the_newest_delta_that_lies_in_the_directory_is_taken_where_none_is_pinned(
@@ -117,10 +117,10 @@ def test_the_newest_delta_that_lies_in_the_directory_is_taken_where_none_is_pinn
     taken = [name for name in given if name.startswith("delta")]
     assert taken == ["delta-spark_4.3_2.13-4.10.0.jar", "delta-storage-4.10.0.jar"]
     assert EXTENSION in options
-    assert [jar.name for jar in pinned_jars(directory, group="io.delta")] == taken
+    assert [jar.name for jar in find_pinned_jars(directory, group="io.delta")] == taken
     (directory / "delta-storage-4.10.0.jar").unlink()
     with pytest.raises(JarMissing, match=r"does not hold delta-storage-4\.10\.0\.jar"):
-        pinned_jars(directory)
+        find_pinned_jars(directory)
 
 
 def test_delta_among_the_packages_that_the_user_names_counts(

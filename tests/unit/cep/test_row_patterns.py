@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 
 from flinkish_spark import OutputTag
 from flinkish_spark.cep.expressions import (
-    Aggregated,
+    Aggregate,
     All,
-    Applied,
     Classifier,
     Column,
+    FunctionCall,
     IsNull,
     Literal,
-    Navigated,
+    Navigation,
     any_of,
 )
 from flinkish_spark.cep.rows import (
-    InOrder,
+    Concatenation,
     OneOf,
-    Repeated,
+    Repetition,
     RowMatcher,
     RowPattern,
     RowSearch,
@@ -342,7 +342,7 @@ def test_quoted_variables_keep_their_case() -> None:
 #: Variables as sets of values: rows are letters, and a variable is some of them.
 LETTERS = {"A": "ab", "B": "bc", "C": "c", "D": "abc"}
 DEFINED = {
-    name: any_of(tuple(Applied(is_equal, (Column(0), Literal(letter))) for letter in own))
+    name: any_of(tuple(FunctionCall(is_equal, (Column(0), Literal(letter))) for letter in own))
     for name, own in LETTERS.items()
 }
 
@@ -362,10 +362,10 @@ def expressions(draw: Any, depth: int = 0) -> tuple[RowPattern, str]:
         assume(least in (0, most) or re.fullmatch(text, "") is None)
         is_greedy = draw(st.booleans())
         bounds = f"{{{least},{'' if most is None else most}}}"
-        return Repeated(of, least, most, is_greedy), f"(?:{text}){bounds}{'' if is_greedy else '?'}"
+        return Repetition(of, least, most, is_greedy), f"(?:{text}){bounds}{'' if is_greedy else '?'}"
     parts = draw(st.lists(expressions(depth + 1), min_size=1, max_size=3))
     if kind == "order":
-        return InOrder(tuple(one for one, _ in parts)), "".join(text for _, text in parts)
+        return Concatenation(tuple(one for one, _ in parts)), "".join(text for _, text in parts)
     return OneOf(tuple(one for one, _ in parts)), f"(?:{'|'.join(text for _, text in parts)})"
 
 
@@ -375,7 +375,7 @@ def test_preferred_matches_are_those_of_regular_expressions(
     drawn: tuple[RowPattern, str], letters: str, size: int
 ) -> None:
     pattern, text = drawn
-    search = RowSearch(pattern, DEFINED, (("rows", Aggregated(None)),))
+    search = RowSearch(pattern, DEFINED, (("rows", Aggregate(None)),))
     wanted, at = [], 0
     while at < len(letters):
         match = re.compile(text).match(letters, at)
@@ -388,7 +388,7 @@ def test_preferred_matches_are_those_of_regular_expressions(
         state.rows += [(letter,) for letter in part]
         state.times_ms += range(begin, begin + len(part))
         found += matcher.run(state, begin + len(part) - 1)
-        state.forget(matcher.unneeded(state))
+        state.forget(matcher.count_unneeded(state))
     found += matcher.run(state, MAX_WATERMARK_MS)
     assert [(told.first_ms, told.values[0]) for told in found] == wanted
 
@@ -399,21 +399,21 @@ def ways(pattern: RowPattern, letters: str) -> Iterator[tuple[str, ...]]:
         case Variable(name):
             if letters[:1] and letters[0] in LETTERS[name]:
                 yield (name,)
-        case InOrder(parts):
+        case Concatenation(parts):
             if not parts:
                 yield ()
                 return
             for first in ways(parts[0], letters):
-                for others in ways(InOrder(parts[1:]), letters[len(first) :]):
+                for others in ways(Concatenation(parts[1:]), letters[len(first) :]):
                     yield first + others
         case OneOf(options):
             for one in options:
                 yield from ways(one, letters)
-        case Repeated():
+        case Repetition():
             yield from rounds(pattern, letters, 0)
 
 
-def rounds(loop: Repeated, letters: str, done: int) -> Iterator[tuple[str, ...]]:
+def rounds(loop: Repetition, letters: str, done: int) -> Iterator[tuple[str, ...]]:
     has_enough = done >= loop.least
     if has_enough and not loop.is_greedy:
         yield ()
@@ -436,9 +436,9 @@ def loops(draw: Any, depth: int = 0) -> RowPattern:
         return Variable(draw(st.sampled_from(sorted(LETTERS))))
     if kind == "loop":
         least, most = draw(st.sampled_from([(0, None), (0, 1), (0, 2), (1, None), (1, 2), (2, 3), (2, 2)]))
-        return Repeated(draw(loops(depth + 1)), least, most, draw(st.booleans()))
+        return Repetition(draw(loops(depth + 1)), least, most, draw(st.booleans()))
     parts = tuple(draw(st.lists(loops(depth + 1), min_size=0 if kind == "order" else 1, max_size=3)))
-    return InOrder(parts) if kind == "order" else OneOf(parts)
+    return Concatenation(parts) if kind == "order" else OneOf(parts)
 
 
 @settings(max_examples=examples(2_000))
@@ -449,7 +449,7 @@ def test_preferred_matches_are_the_first_of_all_in_the_order_of_the_standard(
     defined = DEFINED
     if not is_local:
         # The same, said of a row before as well.
-        before = IsNull(Navigated(Literal(None), rows=-1))
+        before = IsNull(Navigation(Literal(None), rows=-1))
         defined = {name: All((before, own)) for name, own in DEFINED.items()}
     search = RowSearch(
         pattern, defined, (("v", Classifier()),), RowsPerMatch.ALL_ROWS_OMIT_EMPTY, Skip.TO_NEXT

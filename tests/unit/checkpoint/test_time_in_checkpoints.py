@@ -9,7 +9,7 @@ from typing import Any
 
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.job.recovery import RestoredFrom, tell_restored
+from flinkish_spark.job.recovery import RestoredSavepoint, notify_restored
 from flinkish_spark.protocol.event_time import BatchTimes, TimerReport, Valve
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import StagedBatch
@@ -159,9 +159,9 @@ def test_a_start_goes_on_from_the_checkpoint_else_from_the_savepoint() -> None:
     rig = Rig(time=(told := Told()))
     told.times[0] = TIMES
     rig.take()
-    savepoint = RestoredFrom(CheckpointId(9), {}, "/sp", replace(TIMES, processing_time_ms=8))
+    savepoint = RestoredSavepoint(CheckpointId(9), {}, "/sp", replace(TIMES, processing_time_ms=8))
     newest = rig.job_dir.newest_commit()
     assert newest is not None
-    assert tell_restored(rig.job, newest, savepoint) == TIMES
-    assert tell_restored(rig.job, None, savepoint) == savepoint.times
-    assert tell_restored(rig.job, None, None) is None
+    assert notify_restored(rig.job, newest, savepoint) == TIMES
+    assert notify_restored(rig.job, None, savepoint) == savepoint.times
+    assert notify_restored(rig.job, None, None) is None

@@ -330,7 +330,7 @@ def test_a_question_that_hangs_is_left_alone_by_a_cancel(tmp_path: Path) -> None
     sink.newest_marks = lambda: asked.append(answer.wait(30)) or ()  # type: ignore[method-assign,func-returns-value]
     looks = iter([False, False, True])
     try:
-        with pytest.raises(JobInterruptedError, match="asking what sinks and sources hold"):
+        with pytest.raises(JobInterruptedError, match="reading the newest checkpoints of sinks and sources"):
             settle(owner(tmp_path, A), sink, cancelled=lambda: next(looks))
         assert asked == []
     finally:

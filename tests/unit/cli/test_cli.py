@@ -171,7 +171,7 @@ def test_a_directory_that_cannot_be_written_is_one_line(
 def test_nobody_takes_the_request_of_a_job_that_does_not_run(job: JobOnDisk) -> None:
     result = flinkish("checkpoints", "trigger", job.root, "--timeout-s", "0.2", "--json")
     assert result.exit_code == 3
-    assert said(result)["outcome"] == "NOT_TAKEN" and "taken back" in said(result)["text"]
+    assert said(result)["outcome"] == "NOT_TAKEN" and "withdrawn" in said(result)["text"]
     assert requests(job) == []
 
 
@@ -278,8 +278,8 @@ def test_a_request_that_is_taken_in_the_last_moment_is_waited_for(
 
     monkeypatch.setattr(asking, "_take_back", too_late)
     monkeypatch.setattr(asking, "TAKEN_WITHIN_MS", 100)
-    patience = asking.Patience(taken_within_ms=100, answered_within_ms=5_000)
-    monkeypatch.setattr(asking.Patience, "of_seconds", lambda *words: patience)
+    patience = asking.RequestTimeouts(taken_within_ms=100, answered_within_ms=5_000)
+    monkeypatch.setattr(asking.RequestTimeouts, "from_seconds", lambda *words: patience)
     result = flinkish("checkpoints", "trigger", job.root)
     assert (result.exit_code, result.stdout) == (0, "checkpoint 7 is confirmed\n")
 
@@ -314,7 +314,7 @@ def test_an_interrupt_while_the_request_is_written_leaves_nothing(
 
     monkeypatch.setattr(RequestFiles, "create", interrupted)
     result = flinkish("checkpoints", "trigger", job.root)
-    assert result.exit_code == 3 and "the request was taken back" in result.stderr
+    assert result.exit_code == 3 and "the request was withdrawn" in result.stderr
     assert requests(job) == []
 
 

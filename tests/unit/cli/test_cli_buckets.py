@@ -9,7 +9,7 @@ import pytest
 
 from flinkish_spark.checkpoint import ownership
 from flinkish_spark.checkpoint.ownership import take_over
-from flinkish_spark.cli.transactions import holding, lock_of
+from flinkish_spark.cli.transactions import hold_lock, lock_of
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
@@ -71,10 +71,10 @@ def test_transactions_are_ended_where_nobody_has_the_job(
     job = StoredJob(place, job_dir, "orders", JobUuid("1" * 32), clock)
     take_over(job_dir, clock)
     lock, began_ms = lock_of(job), clock.monotonic_ms()
-    with holding(job, lock):
+    with hold_lock(job, lock):
         assert clock.monotonic_ms() - began_ms >= 60_000
         assert "as far as is known" in capsys.readouterr().err
-    with holding(job, lock):
+    with hold_lock(job, lock):
         assert clock.monotonic_ms() - began_ms < 65_000, "the second look knows what the first has seen"
 
     def beat_on(duration_ms: int) -> None:
@@ -82,8 +82,8 @@ def test_transactions_are_ended_where_nobody_has_the_job(
         clock.now_ms += duration_ms
 
     monkeypatch.setattr(clock, "sleep_ms", beat_on)
-    with pytest.raises(OwnedElsewhereError, match="the job 'orders' runs"), holding(job, lock_of(job)):
+    with pytest.raises(OwnedElsewhereError, match="the job 'orders' runs"), hold_lock(job, lock_of(job)):
         raise AssertionError("its owner lives")
     job_dir.note_owner(OwnerEpoch(1), "ended", "")
-    with holding(job, lock_of(job)):
+    with hold_lock(job, lock_of(job)):
         pass

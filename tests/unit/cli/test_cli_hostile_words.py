@@ -11,7 +11,7 @@ import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
 from flinkish_spark.cli import rewind
-from flinkish_spark.cli.client import local_time, one_line, unforeseen
+from flinkish_spark.cli.client import describe_unexpected, local_time, one_line
 from flinkish_spark.job import asking
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
@@ -136,7 +136,7 @@ def test_a_directory_that_may_not_be_entered_is_wrong_usage(
 
     monkeypatch.setattr("flinkish_spark.cli.client.os.stat", refuse)
     result = flinkish("checkpoints", "list", job.root)
-    assert result.exit_code == 2 and "cannot be looked at: Permission denied" in result.stderr
+    assert result.exit_code == 2 and "cannot be accessed: Permission denied" in result.stderr
 
 
 def test_a_working_directory_that_is_gone_is_wrong_usage(tmp_path: Path) -> None:
@@ -164,13 +164,13 @@ def test_an_error_that_nobody_foresaw_is_a_line_with_its_place(
     result = flinkish("checkpoints", "list", job.root)
     assert_civil(result)
     assert result.exit_code == 1 and result.stderr.count("\n") == 1
-    assert "the command cannot go on: LookupError: " in result.stderr
+    assert "the command failed: LookupError: " in result.stderr
     assert "in flinkish_spark.cli.checkpoints, line " in result.stderr
     assert str(ROOT) not in result.stderr
 
 
 def test_an_error_from_nowhere_has_no_place() -> None:
-    assert "in an unknown place" in str(unforeseen(ValueError("x")))
+    assert "in an unknown place" in str(describe_unexpected(ValueError("x")))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
@@ -187,7 +187,7 @@ def test_an_output_that_is_full_is_a_line(job: JobOnDisk, buffering: dict[str, s
             env=surroundings | buffering,
         )
     assert run.returncode == 1
-    assert run.stderr.startswith("flinkish: the command cannot go on. ")
+    assert run.stderr.startswith("flinkish: the command failed. ")
     assert run.stderr.count("\n") == 1
 
 

@@ -92,7 +92,7 @@ def test_a_running_job_is_told_and_watched(job: JobOnDisk) -> None:
 def test_what_will_happen_is_said_before_it_is_confirmed(job: JobOnDisk) -> None:
     result = flinkish("rewind", job.root, 1, *QUICK, answers="y\n")
     assert result.exit_code == 0
-    assert "left behind for good: 2, 3" in result.stderr
+    assert "become dead for good: 2, 3" in result.stderr
     assert "tables keep rows that were committed since" in result.stderr
     assert "Go back? [y/N]" in result.stderr
     order = order_of(job)
@@ -102,10 +102,10 @@ def test_what_will_happen_is_said_before_it_is_confirmed(job: JobOnDisk) -> None
 def test_many_that_are_left_behind_are_counted(job: JobOnDisk) -> None:
     job.complete(*range(4, 9))
     result = flinkish("rewind", job.root, 3, "--yes", *QUICK)
-    assert "left behind for good: 4, 5, 6, 7, 8\n" in result.stderr
+    assert "become dead for good: 4, 5, 6, 7, 8\n" in result.stderr
     job.job_dir.store.delete(REWIND_ORDER_KEY)
     result = flinkish("rewind", job.root, 2, "--yes", *QUICK)
-    assert "left behind for good: 6, from 3 to 8\n" in result.stderr
+    assert "become dead for good: 6, from 3 to 8\n" in result.stderr
 
 
 @pytest.mark.parametrize("answers", ["n\n", ""])
@@ -125,7 +125,7 @@ def test_a_program_has_to_say_yes_itself(job: JobOnDisk) -> None:
 
 def test_the_newest_may_be_gone_back_to(job: JobOnDisk) -> None:
     result = flinkish("rewind", job.root, 3, "--yes", *QUICK)
-    assert result.exit_code == 0 and "left behind for good: none so far" in result.stderr
+    assert result.exit_code == 0 and "become dead for good: none so far" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from flinkish_spark.bridge.session import UNTIL_CAUGHT_UP, UNTIL_SETTING, refuse_other_target
 from flinkish_spark.cli import run as module
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.jars import pinned, shim_jar, spark_home
+from flinkish_spark.jars import find_pinned, shim_jar, spark_home
 from tests.support.cli_rig import flinkish
 
 
@@ -135,14 +135,14 @@ def test_detached_tells_the_manager_that_nobody_waits(launched: Any, program: st
 def test_jars_of_a_folder_stand_beside_those_that_are_named(
     launched: Any, program: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for coordinate in pinned("spark"):
+    for coordinate in find_pinned("spark"):
         (tmp_path / "{1}-{2}.jar".format(*coordinate.split(":"))).touch()
     _, _, submit = launched("--jars", str(tmp_path), "-D", "spark.jars=/own.jar", program)
     jars = settings_of(submit)["spark.jars"].split(",")
-    assert (jars[0], jars[-1], len(jars)) == (str(shim_jar()), "/own.jar", len(pinned("spark")) + 2)
+    assert (jars[0], jars[-1], len(jars)) == (str(shim_jar()), "/own.jar", len(find_pinned("spark")) + 2)
     assert settings_of(submit)["spark.sql.extensions"] == "io.delta.sql.DeltaSparkSessionExtension"
     _, _, submit = launched("--packages", "-D", "spark.jars.packages=a:b:1", program)
-    assert settings_of(submit)["spark.jars.packages"].split(",") == [*pinned("spark"), "a:b:1"]
+    assert settings_of(submit)["spark.jars.packages"].split(",") == [*find_pinned("spark"), "a:b:1"]
 
 
 @pytest.mark.parametrize(
@@ -165,8 +165,8 @@ def test_jars_of_a_folder_stand_beside_those_that_are_named(
         (["-d", "-t", "yarn", "APP"], "--detached needs the driver on the cluster"),
         (["-D", "spark.x", "APP"], "-D takes spark.NAME=VALUE"),
         (["-D", "state.backend=rocksdb", "APP"], "Spark would drop it"),
-        (["-D", "spark.master=yarn", "APP"], "said by --target"),
-        (["-D", "spark.submit.deployMode=cluster", "APP"], "said by --deploy-mode"),
+        (["-D", "spark.master=yarn", "APP"], "own option: --target"),
+        (["-D", "spark.submit.deployMode=cluster", "APP"], "own option: --deploy-mode"),
         (["-D", "spark.flinkish.target=yarn", "APP"], "set by --target"),
         (["--jars", "a", "--packages", "APP"], "two ways to the same JARs"),
         (["missing.py"], "there is no program 'missing.py'"),

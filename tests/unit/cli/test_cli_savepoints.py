@@ -118,10 +118,10 @@ def test_a_refusal_without_words_has_those_of_its_reason(job: JobOnDisk, tmp_pat
         ("taken", "a savepoint in"),
         ("ftp://bucket/a", "There is no store for ftp"),
         ("", "is not a path"),
-        ("a-file/deeper", "cannot be looked at"),
-        ("x" * 300, "cannot be looked at"),
-        ("x/" * 3_000, "cannot be looked at"),
-        ("circle/a", "cannot be looked at"),
+        ("a-file/deeper", "cannot be accessed"),
+        ("x" * 300, "cannot be accessed"),
+        ("x/" * 3_000, "cannot be accessed"),
+        ("circle/a", "cannot be accessed"),
         ("a\nb", "control characters"),
         ("a\x1b[2J", "control characters"),
         ("a\udcff", "control characters"),
@@ -287,7 +287,7 @@ def test_a_directory_that_cannot_be_looked_at_is_told(
 
     monkeypatch.setattr(os, "walk", walk)
     result = flinkish("savepoint", "list", tmp_path)
-    assert "not everything was looked at" in result.stderr
+    assert "not all directories could be searched" in result.stderr
 
 
 def test_directories_must_be_there(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ def test_accepting_is_an_order_that_the_next_start_finds(tmp_path: Path) -> None
     job.commit(7)
     asked = flinkish("timeline", "accept", tmp_path, answers="y\n")
     assert asked.exit_code == 0
-    assert "goes on from checkpoint 7" in asked.output
-    assert "rows may be there twice" in asked.output
+    assert "continues from checkpoint 7" in asked.output
+    assert "rows may be duplicated" in asked.output
     assert job.job_dir.timeline_is_ordered()
     again = flinkish("timeline", "accept", tmp_path, "--yes")
     assert (again.exit_code, "it was ordered before" in again.output) == (0, True)
@@ -23,7 +23,7 @@ def test_nothing_is_ordered_without_a_yes(tmp_path: Path) -> None:
     job = JobOnDisk(tmp_path)
     refused = flinkish("timeline", "accept", tmp_path, answers="n\n")
     assert refused.exit_code != 0
-    assert "goes on from its beginning" in refused.output
+    assert "continues from its beginning" in refused.output
     assert not job.job_dir.timeline_is_ordered()
 
 

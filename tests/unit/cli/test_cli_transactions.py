@@ -10,8 +10,8 @@ from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.cli.client import connection_of, parse_properties
 from flinkish_spark.cli.transactions import (
     UNKNOWN_STATE,
-    Found,
-    Named,
+    FoundTransaction,
+    NamedTransaction,
     Names,
     Standing,
     plan_aborts,
@@ -64,12 +64,12 @@ class Transactions:
 
     def standing(self, block: int, producer_epoch: int = 3, owner: int = 2) -> str:
         names, name = Names.of(self.job_dir), self.name(block, owner)
-        return names.standing_by(name, names.about((str(name), block, producer_epoch))).value
+        return names.standing_by(name, names.find((str(name), block, producer_epoch))).value
 
-    def found(self, block: int, state: str = "Ongoing", epoch: int = 3, owner: int = 2) -> Found:
+    def found(self, block: int, state: str = "Ongoing", epoch: int = 3, owner: int = 2) -> FoundTransaction:
         names, name = Names.of(self.job_dir), self.name(block, owner)
-        named = names.about((str(name), block, epoch))
-        return Found(name, state, block, epoch, 1, 2, names.standing_by(name, named), named)
+        named = names.find((str(name), block, epoch))
+        return FoundTransaction(name, state, block, epoch, 1, 2, names.standing_by(name, named), named)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_only_what_is_decided_is_committed(job: Transactions) -> None:
     refusals = {one.found.name.block: one.refusal for one in plan_commits(found, asked)}
     assert refusals[11] == refusals[12] == "" and refusals.keys() == {10, 11, 12, 13, 14}
     assert "checkpoint 1 is confirmed" in refusals[10] and "staged and not decided" in refusals[13]
-    assert "nobody names it" in refusals[14]
+    assert "not named yet" in refusals[14]
 
 
 def test_what_a_sink_has_in_a_checkpoint_is_committed_as_a_whole(job: Transactions) -> None:
@@ -213,7 +213,7 @@ def test_what_names_a_transaction_is_said_in_words(job: Transactions) -> None:
     job.commit(2, job.staged(1, 11))
     assert "checkpoint 2 is decided and not confirmed: micro-batch 0/1 of sink 'out'" in job.found(11).text
     assert "by another producer epoch" in job.found(11, epoch=9).text
-    assert job.found(15, owner=1).text == "a leftover: nobody names it"
-    assert isinstance(job.found(11).named, Named)
+    assert job.found(15, owner=1).text == "a leftover: the job directory does not name it"
+    assert isinstance(job.found(11).named, NamedTransaction)
     assert job.found(11).to_json()["checkpoint"] == 2 and job.found(14).to_json()["sink"] is None
     assert Standing.STAGED.value in {one.value for one in Standing}

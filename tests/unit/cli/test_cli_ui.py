@@ -34,7 +34,7 @@ def test_it_says_where_it_is_and_ends_with_ctrl_c(tmp_path: Path) -> None:
             assert json.load(answer) == {"jobs": [{"id": str(job.uuid), "status": "SUSPENDED"}]}
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 0
-        assert process.stderr.read() == "flinkish: the page is closed; the jobs go on\n"
+        assert process.stderr.read() == "flinkish: the page is closed; the jobs continue\n"
     finally:
         process.kill()
 
@@ -48,7 +48,7 @@ def test_what_cannot_be_served_is_one_line(tmp_path: Path) -> None:
         (("s3:/bucket",), 2, "does not exist"),
         ((tmp_path, "--savepoint-dir", "relative"), 1, "relative"),
         ((tmp_path, "--token-file", short), 1, "16 characters"),
-        ((tmp_path, "--host", "192.0.2.1"), 1, "nobody can listen"),
+        ((tmp_path, "--host", "192.0.2.1"), 1, "cannot listen"),
     ):
         result = flinkish("ui", *words)
         assert (result.exit_code, said in result.stderr) == (status, True), result.stderr

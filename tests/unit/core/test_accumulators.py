@@ -126,12 +126,12 @@ def test_two_kinds_under_one_name_end_the_job_by_name() -> None:
     carrier.value.bases.add("old")
     tallies.begin()
     assert carrier.told == ("flinkish.accumulators", "7")
-    assert (tallies.taken(), tallies.bases()) == ({}, ())
+    assert (tallies.collect(), tallies.bases()) == ({}, ())
     carrier.value.counts.update({"a/0": {"n": ("LongCounter", 1)}, "b/0": {"n": ("Histogram", {1: 1})}})
     with pytest.raises(UserFunctionError, match="'n' was added twice"):
-        tallies.taken()
+        tallies.collect()
     NO_TALLIES.begin()
-    assert (NO_TALLIES.taken(), NO_TALLIES.bases()) == ({}, ())
+    assert (NO_TALLIES.collect(), NO_TALLIES.bases()) == ({}, ())
 
 
 def staged(number: int, **values: int) -> StagedBatch:

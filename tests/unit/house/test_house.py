@@ -14,7 +14,7 @@ import pytest
 
 from flinkish_spark import jars
 from flinkish_spark.core.errors import EnvironmentFault
-from flinkish_spark.jars import JarMissing, ivy_settings, pinned, pinned_jars, spark_minors
+from flinkish_spark.jars import JarMissing, find_pinned, find_pinned_jars, ivy_settings, spark_minors
 from tests.support.syntax import walk
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -132,12 +132,12 @@ def test_wall_clock_time_is_read_in_one_file() -> None:
 def test_ivy_takes_bare_exactly_what_is_pinned() -> None:
     modules = ElementTree.parse(ivy_settings()).getroot().iterfind("modules/module")
     bare = {(module.attrib["organisation"], module.attrib["name"]) for module in modules}
-    listed = {coordinate for minor in spark_minors() for coordinate in pinned("spark", minor)}
+    listed = {coordinate for minor in spark_minors() for coordinate in find_pinned("spark", minor)}
     assert bare == {tuple(coordinate.split(":")[:2]) for coordinate in listed}
 
 
 def test_pinned_coordinates_are_complete_and_have_one_version_each() -> None:
-    for coordinates in (*(pinned("spark", minor) for minor in spark_minors()), pinned("broker")):
+    for coordinates in (*(find_pinned("spark", minor) for minor in spark_minors()), find_pinned("broker")):
         assert all(coordinate.count(":") == 2 for coordinate in coordinates)
         artifacts = [coordinate.rsplit(":", 1)[0] for coordinate in coordinates]
         assert len(artifacts) == len(set(artifacts)) > 0
@@ -146,7 +146,7 @@ def test_pinned_coordinates_are_complete_and_have_one_version_each() -> None:
 def test_a_missing_jar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jars, "running_minor", lambda: "4.2")
     with pytest.raises(JarMissing, match=r"delta-storage-4\.4\.0\.jar.*To do: run `flinkish jars") as caught:
-        pinned_jars(tmp_path)
+        find_pinned_jars(tmp_path)
     assert isinstance(caught.value, EnvironmentFault)
 
 

@@ -160,14 +160,14 @@ def test_each_signal_is_said_by_who_waits_and_not_by_the_handler() -> None:
     stop.look()
     stop.look()
     stopping = (
-        "stopping the job behind a last checkpoint; "
+        "stopping the job with a last checkpoint; "
         "Ctrl-C, or SIGTERM, once more cancels it without a checkpoint"
     )
     assert told == [stopping]
     stop.on_signal()
     stop.on_signal()
     stop.look()
-    assert told == [stopping, "cancelling the job; its next start goes on from its last checkpoint"]
+    assert told == [stopping, "cancelling the job; its next start continues from its last checkpoint"]
 
 
 def test_a_stop_by_a_signal_is_cancelled_when_nothing_ends(caplog: pytest.LogCaptureFixture) -> None:

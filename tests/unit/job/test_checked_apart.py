@@ -10,7 +10,7 @@ import pytest
 
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.job.preflight import _begun
+from flinkish_spark.job.preflight import _start_check
 
 SETTINGS: Any = SimpleNamespace(threads=SystemThreads())
 
@@ -19,7 +19,7 @@ def test_what_it_raises_comes_where_its_turn_is() -> None:
     def check() -> None:
         raise ConfigError("the topic 'orders' does not exist")
 
-    end = _begun(check, SETTINGS)
+    end = _start_check(check, SETTINGS)
     with pytest.raises(ConfigError, match="does not exist"):
         end()
 
@@ -31,7 +31,7 @@ def test_its_end_is_waited_for() -> None:
         goes_on.wait(10)
         seen.append("checked")
 
-    end = _begun(check, SETTINGS)
+    end = _start_check(check, SETTINGS)
     assert not seen
     goes_on.set()
     end()

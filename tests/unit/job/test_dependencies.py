@@ -40,7 +40,7 @@ class Context:
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Context:
     made = Context(tmp_path)
-    monkeypatch.setattr(session_files, "shipped_at", lambda name: made.root / name)
+    monkeypatch.setattr(session_files, "find_shipped", lambda name: made.root / name)
     monkeypatch.setattr(sys, "path", [*sys.path])
     return made
 
@@ -191,7 +191,7 @@ def test_a_disk_without_room_is_said(
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(session_files, "_packed", full)
+    monkeypatch.setattr(session_files, "_pack", full)
     with pytest.raises(EnvironmentFault, match=r"No space left.*spark\.local\.dir"):
         dependencies.register_cached_file(str(tmp_path / "file"), "a", False)
 
@@ -224,7 +224,7 @@ def test_a_module_that_has_changed_in_a_session_is_refused(
     (tmp_path / "rules.py").write_text("LIMIT = 1\n")
     dependencies.add_python_file(str(tmp_path / "rules.py"))
     (tmp_path / "rules.py").write_text("LIMIT = 2\n")
-    with pytest.raises(ConfigError, match=r"rules\.py' has changed since.*start the program anew"):
+    with pytest.raises(ConfigError, match=r"rules\.py' has changed since.*restart the program"):
         dependencies.add_python_file(str(tmp_path / "rules.py"))
     assert len(context._python_includes) == 1
 
@@ -234,7 +234,7 @@ def test_what_python_does_not_import_is_refused(
     dependencies: Dependencies, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / name).write_text("")
-    with pytest.raises(ConfigError, match=r"none that Python imports|is no name of a module"):
+    with pytest.raises(ConfigError, match=r"cannot be imported by Python|is no name of a module"):
         dependencies.add_python_file(str(tmp_path / name))
     (tmp_path / "broken.whl").write_text("no zip")
     with pytest.raises(ConfigError, match="cannot be unpacked"):

@@ -107,7 +107,7 @@ def test_what_an_environment_takes_the_doctor_takes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("given", ["relative/path", "ftp://bucket/job"])
 def test_a_path_that_is_none_is_refused(given: str) -> None:
-    (found,) = doctor._looked("job_dir", lambda: doctor._job_dir(session(), given))
+    (found,) = doctor._run_check("job_dir", lambda: doctor._job_dir(session(), given))
     assert found.health is Health.REFUSED and given in found.says
 
 
@@ -123,7 +123,7 @@ def test_a_disk_without_hard_links_is_refused(tmp_path: Path, monkeypatch: pytes
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
-    found = doctor._tried(tmp_path)
+    found = doctor._probe_folder(tmp_path)
     assert found.health is Health.REFUSED and "hard links" in found.what_to_do
     assert list(tmp_path.iterdir()) == []
 
@@ -133,7 +133,7 @@ def test_what_raises_is_a_finding_and_the_others_follow() -> None:
         yield Finding("first", Health.FINE, "seen")
         raise ConfigError("it is wrong", why="of a reason", what_to_do="mend it")
 
-    first, refused = doctor._looked("second", fails)
+    first, refused = doctor._run_check("second", fails)
     assert first.about == "first"
     assert (refused.health, refused.says, refused.what_to_do) == (
         Health.REFUSED,

@@ -232,7 +232,7 @@ def test_a_process_that_takes_over_again_keeps_what_was_asked_of_it_before(
 def test_an_owner_leaves_alone_what_is_for_the_one_that_followed_it(inbox: Inbox, job_dir: JobDir) -> None:
     files = ask(job_dir, owner=3)
     assert inbox.take() == ()
-    assert files.claimed() is None and files.answer() is None
+    assert files.read_claim() is None and files.answer() is None
 
 
 def test_an_owner_leaves_alone_what_the_one_that_followed_it_settles(inbox: Inbox, job_dir: JobDir) -> None:
@@ -313,7 +313,7 @@ def test_a_claim_that_is_deleted_under_the_other_side_is_made_again(
     def gone(self: RequestFiles) -> None:
         self.delete_claim()
 
-    monkeypatch.setattr(RequestFiles, "claimed", gone)
+    monkeypatch.setattr(RequestFiles, "read_claim", gone)
     assert files.claim(BY_OWNER_1) == BY_OWNER_1
 
 

@@ -37,13 +37,13 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import skip_watch
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
-from flinkish_spark.job.inputs import Inputs, until_answered
+from flinkish_spark.job.inputs import Inputs, ask_until_answered
 from flinkish_spark.job.requests import (
-    Outside,
     OutsideRequest,
     RequestFiles,
     RequestKind,
-    RewindOrdered,
+    RequestWatcher,
+    RestartForRewind,
     StopMode,
 )
 from flinkish_spark.job.spark_engine import StagingMismatchError
@@ -133,7 +133,7 @@ def test_where_no_query_runs_a_request_is_refused_and_a_coordinator_that_runs_ge
     restarting = ask(job)
     assert restarting is not None and restarting.reason is Reason.PARTICIPANT_NOT_RUNNING
     job.detach()
-    job.over()
+    job.close()
     over = ask(job)
     assert over is not None and over.reason is Reason.SHUT_DOWN
 
@@ -363,7 +363,7 @@ class Here:
     def __init__(self, folder: Path) -> None:
         self.clock, self.job_dir = ManualClock(), JobDir(LocalStore(folder))
         self.cancelled: list[str] = []
-        self.outside = Outside(
+        self.outside = RequestWatcher(
             self.job_dir, self.clock, lambda asked: None, lambda: self.cancelled.append("cancel")
         )
 
@@ -375,7 +375,7 @@ def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None
     order = RewindOrder("a" * 32, CheckpointId(3), Tables.KEEP, "wanted", 0)
     here.job_dir.create_rewind_order(order)
     here.outside.look()
-    with pytest.raises(RewindOrdered, match="checkpoint 3"):
+    with pytest.raises(RestartForRewind, match="checkpoint 3"):
         here.outside.raise_if_ordered()
     here.outside.raise_if_ordered()
     here.outside.look()
@@ -388,7 +388,7 @@ def test_an_order_is_obeyed_once_and_only_while_it_waits(tmp_path: Path) -> None
 )
 def test_how_a_job_is_to_stop_is_passed_on(tmp_path: Path, mode: StopMode, purpose: P) -> None:
     here, asked = Here(tmp_path), list[CheckpointTriggerRequest]()
-    here.outside = Outside(here.job_dir, here.clock, asked.append, lambda: None)
+    here.outside = RequestWatcher(here.job_dir, here.clock, asked.append, lambda: None)
     here.outside._inbox.took_over(OwnerEpoch(1))
     kind, name = RequestKind.STOP_WITH_SAVEPOINT, "b" * 32
     request = OutsideRequest(name, kind, OwnerEpoch(1), here.clock.wall_ms(), "/sp", mode)
@@ -409,7 +409,7 @@ def test_an_order_that_cannot_be_read_does_not_end_the_job(tmp_path: Path, caplo
     for _ in range(3):
         here.outside.look()
         here.outside.raise_if_ordered()
-    assert sum("looked at later" in record.message for record in caplog.records) == 1
+    assert sum("are read later" in record.message for record in caplog.records) == 1
 
 
 def test_the_thread_that_looks_ends_with_the_ownership(tmp_path: Path) -> None:
@@ -466,11 +466,11 @@ def test_a_source_that_refuses_at_once_is_asked_ever_more_slowly_and_a_stop_does
         at_ms.append(clock.now_ms)
         return len(at_ms) == 10
 
-    assert until_answered(ask, lambda: False, clock)
+    assert ask_until_answered(ask, lambda: False, clock)
     # 50 ms, then twice as long each time, and never more than 5 s.
     assert at_ms == [0, 50, 150, 350, 750, 1_550, 3_150, 6_350, 11_350, 16_350]
     clock, at_ms = ManualClock(), []
-    assert not until_answered(ask, lambda: clock.now_ms >= 2_000, clock)
+    assert not ask_until_answered(ask, lambda: clock.now_ms >= 2_000, clock)
     assert clock.now_ms == 2_000
 
 

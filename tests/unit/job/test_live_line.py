@@ -175,11 +175,11 @@ def test_the_lag_is_that_of_the_newest_checkpoint() -> None:
         return Decision(CheckpointId(1), Verdict.COMMIT, OwnerEpoch(1), 10_000, offsets_text="o", times=times)
 
     progress = JobProgress()
-    progress.stood_at(decision(EventTime(valve=Valve({}, 7_000))))
+    progress.record_position(decision(EventTime(valve=Valve({}, 7_000))))
     assert (progress.watermark_lag_ms, progress.offsets_text) == (3_000, "o")
-    progress.stood_at(decision(EventTime()))
+    progress.record_position(decision(EventTime()))
     assert progress.watermark_lag_ms is None
-    progress.stood_at(decision(None))
+    progress.record_position(decision(None))
     assert progress.watermark_lag_ms is None
 
 

@@ -412,7 +412,7 @@ def lost_nothing(job):
 @pytest.mark.parametrize(
     ("spoilt", "why"),
     [
-        (cannot_be_found, "it is not what a micro-batch staged"),
+        (cannot_be_found, "it was not staged by a micro-batch"),
         (is_not_proven, "nothing proves that it was never visible"),
         (has_lost_its_input, "orders-0 from 3 to 9 is gone"),
         (has_lost_its_offsets, "no entry offsets/2 any more"),
@@ -502,7 +502,7 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         operators=(),
         sources=(),
         record_job=lambda: JobUuid("5" * 32),
-        fenced_log=lambda ownership: job.log,
+        fence_log=lambda ownership: job.log,
         pins=lambda log: job.pins,
         committers=lambda uuid, ownership: job.committers,
         manifest=lambda uuid, ownership: None,

@@ -13,7 +13,7 @@ from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.watchdog import Wait
-from flinkish_spark.job.reporting import JobReporter, reported_settings
+from flinkish_spark.job.reporting import JobReporter, collect_reported_settings
 from flinkish_spark.protocol.ids import OwnerEpoch
 from flinkish_spark.protocol.job_report import MOST_FAILURES, JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus, TaskState
@@ -22,7 +22,7 @@ from flinkish_spark.protocol.statistics import MOST_TEXT
 from tests.support.clocks import ManualClock
 from tests.support.rest_rig import GRAPH, TOTALS
 
-SETTINGS = reported_settings(CheckpointConfig(interval_ms=5_000), FixedDelay(), 100, 8)
+SETTINGS = collect_reported_settings(CheckpointConfig(interval_ms=5_000), FixedDelay(), 100, 8)
 
 
 class Failed(Exception):
@@ -126,7 +126,7 @@ def test_a_damaged_report_of_an_earlier_owner_begins_anew(job_dir: JobDir) -> No
 
 
 def test_no_limit_is_no_number() -> None:
-    settings = reported_settings(CheckpointConfig(tolerable_failures=UNLIMITED), FixedDelay(), 0, 1)
+    settings = collect_reported_settings(CheckpointConfig(tolerable_failures=UNLIMITED), FixedDelay(), 0, 1)
     assert settings["tolerable_failures"] is None
 
 

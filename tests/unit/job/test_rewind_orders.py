@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.job.rewind import RewindState, RewindStatus, what_became_of
+from flinkish_spark.job.rewind import RewindState, RewindStatus, find_rewind_status
 from flinkish_spark.protocol.decisions import RewindIntent
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import RewindKind, RewindOrder, Tables
@@ -30,7 +30,7 @@ def job(tmp_path: Path) -> JobOnDisk:
 
 
 def status(job: JobOnDisk) -> RewindStatus:
-    return what_became_of(job.job_dir, ORDER)
+    return find_rewind_status(job.job_dir, ORDER)
 
 
 def test_an_order_waits_for_the_next_start(job: JobOnDisk) -> None:

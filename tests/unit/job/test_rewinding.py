@@ -22,7 +22,7 @@ from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job.recovery import Recovery
 from flinkish_spark.job.rewind import (
     NotRestorableError,
-    RewindRefused,
+    RewindError,
     order_rewind,
     why_refused,
 )
@@ -273,7 +273,7 @@ def test_an_order_that_cannot_be_obeyed_is_refused_when_it_is_given(tmp_path, ta
     job.folder.run(9)
     job.decide(6, 9, confirmed=False)
     before = job.contents()
-    with pytest.raises(RewindRefused, match=why) as caught:
+    with pytest.raises(RewindError, match=why) as caught:
         job.order(target)
     assert caught.value.what_to_do and job.contents() == before
     assert not (tmp_path / "orders").exists()
@@ -284,14 +284,14 @@ def test_a_checkpoint_that_a_rewind_left_behind_is_refused(tmp_path):
     job = Job(tmp_path)
     job.order(2)
     job.recovery().run()
-    with pytest.raises(RewindRefused, match="The rewind to checkpoint 2, which began lineage 1"):
+    with pytest.raises(RewindError, match="The rewind to checkpoint 2, which began lineage 1"):
         job.order(3)
 
 
 def test_only_one_order_can_wait(tmp_path):
     job = Job(tmp_path)
     job.order(2)
-    with pytest.raises(RewindRefused, match="Another order"):
+    with pytest.raises(RewindError, match="Another order"):
         job.order(3)
     assert job.job_dir.rewind_order().target == c(2)
 
@@ -301,7 +301,7 @@ def test_an_order_that_became_impossible_is_closed_and_ends_one_start_only(tmp_p
     order = job.order(2)
     job.pins.unpin(c(2))
     before = job.contents()
-    with pytest.raises(RewindRefused, match="not kept any more"):
+    with pytest.raises(RewindError, match="not kept any more"):
         job.recovery().run()
     assert job.contents() == before
     assert (tmp_path / f"orders/refused/{order.order_id}.json").exists()
@@ -314,7 +314,7 @@ def test_a_table_that_cannot_be_restored_refuses_the_order_before_anything_is_to
     job.sink.refusal = "somebody else committed"
     job.order(2, Tables.RESTORE)
     before = job.contents()
-    with pytest.raises(RewindRefused, match="Somebody else committed"):
+    with pytest.raises(RewindError, match="Somebody else committed"):
         job.recovery().run()
     assert job.contents() == before
     job.order(2)
@@ -326,7 +326,7 @@ def test_input_that_cannot_be_read_again_refuses_the_order_before_anything_is_to
     job.lost_input = "offsets 5 to 9 have expired"
     job.order(2)
     before = job.contents()
-    with pytest.raises(RewindRefused, match="Offsets 5 to 9 have expired"):
+    with pytest.raises(RewindError, match="Offsets 5 to 9 have expired"):
         job.recovery().run()
     assert job.contents() == before
 
@@ -426,7 +426,7 @@ def test_beginning_anew_moves_sparks_checkpoint_aside(tmp_path):
     assert job.sink.calls == [("abort", 1)]
     # Its checkpoints stay live, but nobody can go back to them.
     assert len(job.job_dir.live_commits()) == 4
-    with pytest.raises(RewindRefused, match="begun anew in lineage 1"):
+    with pytest.raises(RewindError, match="begun anew in lineage 1"):
         job.order(3)
 
 

@@ -32,7 +32,7 @@ def test_a_later_minor_version_goes_on_once_and_for_all(
 ) -> None:
     with caplog.at_level(logging.WARNING):
         _record_spark_version(of_4_2_0, "4.3.0")
-    assert "Spark 4.3.0 goes on with a job directory of Spark 4.2" in caplog.text
+    assert "Spark 4.3.0 continues a job directory of Spark 4.2" in caplog.text
     caplog.clear()
     _record_spark_version(of_4_2_0, "4.3.1")
     assert not caplog.text

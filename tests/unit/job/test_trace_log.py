@@ -18,7 +18,7 @@ from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.core.errors import ConfigError, FlinkishError, UserFunctionError, raise_translated
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobProgress
-from flinkish_spark.job.trace_log import with_trace_in_file, without_secrets
+from flinkish_spark.job.trace_log import hide_secrets, write_trace_file
 from flinkish_spark.protocol.job_status import JobStatus
 from tests.support.job_graphs import Session
 
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_trace_is_in_a_file_of_this_user(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    error = with_trace_in_file(failed(), "orders")
+    error = write_trace_file(failed(), "orders")
     (file,) = folder.iterdir()
     shown = "".join(traceback.format_exception(error)).splitlines()
     assert shown == ["flinkish_spark.checkpoint.failures.QueryError: the query failed. To do: look."]
@@ -57,7 +57,7 @@ def test_the_trace_is_in_a_file_of_this_user(folder: Path, capsys: pytest.Captur
 def test_what_the_supervisor_does_not_show_is_in_the_file_too(folder: Path) -> None:
     hidden = UserFunctionError("the function failed")
     hidden.__context__, hidden.__suppress_context__ = ValueError("Spark's own"), True
-    with_trace_in_file(hidden, "orders")
+    write_trace_file(hidden, "orders")
     (file,) = folder.iterdir()
     text = file.read_text(encoding="utf-8")
     assert text.index("Spark's own") < text.index("the function failed")
@@ -65,7 +65,7 @@ def test_what_the_supervisor_does_not_show_is_in_the_file_too(folder: Path) -> N
 
 def test_what_comes_from_nothing_stays_as_it_is(folder: Path) -> None:
     error = ConfigError("a setting is wrong")
-    assert with_trace_in_file(error, "orders") is error and not hasattr(error, "__notes__")
+    assert write_trace_file(error, "orders") is error and not hasattr(error, "__notes__")
     assert not list(folder.iterdir())
 
 
@@ -73,7 +73,7 @@ def test_where_no_file_can_be_written_the_error_has_everything(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
-    error = with_trace_in_file(failed(), "orders")
+    error = write_trace_file(failed(), "orders")
     assert "Trace of Spark" in "".join(traceback.format_exception(error))
 
 
@@ -94,7 +94,7 @@ def test_where_no_file_can_be_written_the_error_has_everything(
     ],
 )
 def test_secrets_are_hidden_and_nothing_else(text: str, hidden: str) -> None:
-    assert without_secrets(text) == hidden
+    assert hide_secrets(text) == hidden
 
 
 # -- execute ----------------------------------------------------------------------------------------

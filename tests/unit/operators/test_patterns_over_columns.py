@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark import OutputTag
 from flinkish_spark.cep import Pattern, PatternProcessFunction, SqlCondition
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
@@ -144,7 +144,7 @@ class Subtask(ColumnsHarness):
         restore: Snapshot | None = None,
         bases: Any = None,
     ) -> None:
-        wanted = tuple(LookedFor(name, compiled(one), one.skip) for name, one in patterns.items())
+        wanted = tuple(LookedFor(name, compile_pattern(one), one.skip) for name, one in patterns.items())
         leaves = [leaf for one in wanted for leaf in one.automaton.leaves]
         self.texts = tuple(dict.fromkeys(leaf.text for leaf in leaves if isinstance(leaf, ColumnCondition)))
         said = {

@@ -16,7 +16,7 @@ import pytest
 
 from flinkish_spark import OutputTag
 from flinkish_spark.cep import AfterMatchSkip, Pattern, PatternProcessFunction, WithinType
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.matcher import Matcher
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
@@ -78,7 +78,7 @@ class Subtask(ColumnsHarness):
     """One subtask; it is given rows of its key groups."""
 
     def __init__(self, pattern: Pattern, bases: MemoryBases, restore: Snapshot | None = None) -> None:
-        wanted = LookedFor("", compiled(pattern), pattern.skip)
+        wanted = LookedFor("", compile_pattern(pattern), pattern.skip)
         operator = PatternOperator(PatternSearch((wanted,), Show(), late_output=LATE), ElementType(EVENT))
         fields = parse_ddl(EVENT)
         travels = whole_records(fields, 0)
@@ -97,7 +97,7 @@ class Model:
     """One key: the matcher, given its rows when the watermark has reached them."""
 
     def __init__(self, pattern: Pattern) -> None:
-        self.matcher = Matcher(compiled(pattern), pattern.skip)
+        self.matcher = Matcher(compile_pattern(pattern), pattern.skip)
         self.state, self.waiting = self.matcher.initial(), list[tuple[int, Any]]()
         self.matches: list[tuple[str, int]] = []
         self.lost: list[tuple[str, int]] = []

@@ -22,7 +22,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.cep import CEP, AfterMatchSkip, OpenMatches, Overflow, Pattern, PatternProcessFunction
-from flinkish_spark.cep.compiler import compiled
+from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.stages import Stage, Times, WithinType
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import TimeDomain
@@ -134,7 +134,7 @@ INNER = Pattern.begin(Pattern.begin("c").next("d")).within(5, WithinType.PREVIOU
 
 
 def looked_for(pattern: Pattern) -> LookedFor:
-    return LookedFor("one", compiled(pattern), pattern.skip, pattern.stages)
+    return LookedFor("one", compile_pattern(pattern), pattern.skip, pattern.stages)
 
 
 SEARCH = PatternSearch(

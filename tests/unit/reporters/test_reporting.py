@@ -19,7 +19,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.reporters import reporter, spark_metrics
-from flinkish_spark.reporters.reporter import EndedCheckpoints, ReportedJob, Reporter, Reporting
+from flinkish_spark.reporters.reporter import EndedCheckpoints, ReportedJob, Reporter, ReporterGroup
 from tests.support.rest_rig import shown_job
 
 JOB = ReportedJob("orders")
@@ -56,7 +56,7 @@ def place(tmp_path: Path) -> StoreSpec:
 
 def test_a_reporter_is_told_of_changes_and_of_the_end(place: StoreSpec) -> None:
     one = Noting()
-    reporting = Reporting(place, [one])
+    reporting = ReporterGroup(place, [one])
     reporting.begin(JOB)
     reporting.on_taken_over(OwnerEpoch(1))
     assert one.told.wait(20)
@@ -70,7 +70,7 @@ def test_a_reporter_is_told_of_changes_and_of_the_end(place: StoreSpec) -> None:
 
 def test_what_a_reporter_raises_changes_nothing(place: StoreSpec, caplog: pytest.LogCaptureFixture) -> None:
     bad, good = Noting("report"), Noting()
-    reporting = Reporting(place, [bad, good])
+    reporting = ReporterGroup(place, [bad, good])
     reporting.begin(JOB)
     reporting.on_checkpoint_aborted(CheckpointId(1), None)
     assert bad.told.wait(20) and good.told.wait(20)
@@ -81,7 +81,7 @@ def test_what_a_reporter_raises_changes_nothing(place: StoreSpec, caplog: pytest
 
 def test_a_reporter_that_refuses_to_begin_refuses_the_job(place: StoreSpec) -> None:
     good, bad, never = Noting(), Noting("open"), Noting()
-    reporting = Reporting(place, [good, bad, never])
+    reporting = ReporterGroup(place, [good, bad, never])
     with pytest.raises(ConfigError, match="open is refused"):
         reporting.begin(JOB)
     reporting.end()
@@ -100,7 +100,7 @@ def test_a_reporter_that_hangs_holds_up_nobody(
             go_on.wait(60)
 
     hanging, good = Hanging(), Noting()
-    reporting = Reporting(place, [hanging, good])
+    reporting = ReporterGroup(place, [hanging, good])
     reporting.begin(JOB)
     reporting.on_taken_over(OwnerEpoch(1))
     assert hanging.told.wait(20) and good.told.wait(20)
@@ -111,7 +111,7 @@ def test_a_reporter_that_hangs_holds_up_nobody(
 
 def test_a_directory_that_holds_no_job_yet_is_waited_for(tmp_path: Path) -> None:
     one = Noting()
-    reporting = Reporting(StoreSpec(str(tmp_path / "nothing")), [one])
+    reporting = ReporterGroup(StoreSpec(str(tmp_path / "nothing")), [one])
     reporting.begin(JOB)
     reporting.on_taken_over(OwnerEpoch(1))
     reporting.end()

@@ -298,7 +298,7 @@ def test_what_a_request_brings_is_checked(server: UiServer, job: ShownJob) -> No
         ({}, "names no target directory"),
         ({"target-directory": "relative/path"}, "relative/path"),
         ({"target-directory": 7}, "must be a text"),
-        ({"target-directory": "/s", "cancel-job": True}, "does not cancel"),
+        ({"target-directory": "/s", "cancel-job": True}, "cannot cancel"),
         ({"target-directory": "/s", "triggerId": "../../x"}, "32 lower-case"),
         ([], "no JSON object"),
     ):

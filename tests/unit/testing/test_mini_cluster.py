@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.testing import MiniCluster, mini_cluster
-from flinkish_spark.testing.mini_cluster import ClusterDidNotStart
 
 
 @pytest.mark.parametrize(
@@ -45,7 +44,7 @@ def test_a_process_that_ends_at_once_is_no_cluster_and_leaves_none(
     monkeypatch.setattr(mini_cluster.subprocess, "Popen", start)
     monkeypatch.setattr(mini_cluster, "watch", lambda pid: popen(["cat"], stdin=subprocess.PIPE))
     cluster = MiniCluster(tmp_path, workers=2)
-    with pytest.raises(ClusterDidNotStart, match="0 of 2 workers came, and a process ended with 3") as raised:
+    with pytest.raises(EnvironmentFault, match="0 of 2 workers came, and a process ended with 3") as raised:
         cluster.start()
     assert str(tmp_path) in str(raised.value) and len(made) == 3
     assert all(one.poll() is not None for one in made)
