@@ -38,7 +38,7 @@ _IRREGULAR = frozenset(
 #: Words that end like a participle and are none, and verbs and nouns whose form is the same.
 _NO_PARTICIPLE = frozenset(
     """
-    bed embed exceed feed heed hundred id need proceed red seed shed speed succeed
+    bed embed exceed feed heed hundred id need proceed red seed shed speed succeed bound reseed
     """.split()  # noqa: SIM905 - many words in few lines
 )
 _PREPOSITIONS = frozenset(
@@ -52,6 +52,13 @@ _ADVERBS = frozenset(
     """
     again ahead alone already also apart away back below beside beyond both even ever here later
     never now once only over so sooner still then there thus together too twice unlike
+    """.split()  # noqa: SIM905 - many words in few lines
+)
+#: Names of Flink's Java API that PyFlink lacks, of Spark's, and one of ours that goes with them.
+_OTHERS = frozenset(
+    """
+    AfterMatchSkip SupportsTriggerAvailableNow WithinType followed_by followed_by_any for_generator
+    in_event_time in_processing_time ordered_wait_batch past_last_event until with_operator within
     """.split()  # noqa: SIM905 - many words in few lines
 )
 
@@ -72,13 +79,13 @@ def _is_participle(word: str) -> bool:
 
 
 def _foreign_names() -> frozenset[str]:
-    """Return the names of PyFlink's functions and classes."""
+    """Return the names that PyFlink, Flink and Spark gave."""
     chapters = json.loads((ROOT / "tools" / "pyflink.json").read_text(encoding="utf-8"))["chapters"]
     found: set[str] = set()
     for classes in chapters.values():
         for name, methods in classes.items():
             found |= {name, *methods}
-    return frozenset(found)
+    return _OTHERS | found
 
 
 def _breaks_as_function(name: str) -> str | None:

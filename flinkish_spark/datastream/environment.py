@@ -80,7 +80,7 @@ from flinkish_spark.planning.partitioning import (
     read_shuffle_partitions,
 )
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, sources_of
+from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, find_sources
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_status import JobStatus
@@ -636,7 +636,7 @@ class StreamExecutionEnvironment:
         if given is not None:
             instance_of("until", given, CaughtUp, what_to_do="give CaughtUp(), or leave it out")
             timed = [node for node in self.graph.timed if node.strategy.alignment is not None]
-            aligned = [source.uid for node in timed for source in sources_of(node)]
+            aligned = [source.uid for node in timed for source in find_sources(node)]
             check_can_catch_up(self.graph.sources, aligned)
         return given
 

@@ -616,7 +616,7 @@ class KafkaSource(KafkaInput):
     def newest(
         self, job_dir: JobDir, uid: str, position: LoggedOffsets | None
     ) -> Mapping[str, Mapping[str, int]]:
-        return to_json(self.before_end(self._admin.end_offsets(self.places(self._admin))))
+        return to_json(self.clip_to_ends(self._admin.end_offsets(self.places(self._admin))))
 
     def has_reached(self, end: Mapping[str, Mapping[str, int]], position: LoggedOffsets) -> bool:
         read = self.offsets_in(position)
