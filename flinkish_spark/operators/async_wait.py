@@ -81,7 +81,7 @@ class AsyncStatistics:
         for each in fields(self):
             one, two = getattr(self, each.name), getattr(other, each.name)
             if isinstance(one, LatencyHistogram):
-                both[each.name] = one.merged(two)
+                both[each.name] = one.merge(two)
             else:
                 both[each.name] = max(one, two) if each.name == "inflight" else one + two
         return AsyncStatistics(**both)
