@@ -114,7 +114,7 @@ def test_a_worker_gets_the_columns_under_their_names() -> None:
 
 def test_types_whose_values_fold_are_no_keys_and_no_partitions() -> None:
     refuse_unfit_key(T.StringType(), "it is keyed by", "k")
-    with pytest.raises(GraphError, match=r"keyed by k, a string collate UTF8_LCASE\. Spark takes"):
+    with pytest.raises(GraphError, match=r"keyed by k, a string collate UTF8_LCASE\. Its collation makes"):
         refuse_unfit_key(T.StringType("UTF8_LCASE"), "it is keyed by", "k")
     assert not any(map(why_no_partition, (T.StringType(), T.LongType(), T.TimestampType(), T.DoubleType())))
     assert why_no_partition(T.BinaryType()) == "bytes are no text: different ones would be one partition"

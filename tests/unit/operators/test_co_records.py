@@ -154,5 +154,5 @@ def test_a_side_output_of_a_lookup_join_without_a_function_is_refused() -> None:
         joined = users.lookup_join(Countries(), "country STRING", key=lambda user: user.code)
         return joined.get_side_output(UNKNOWN)
 
-    with pytest.raises(GraphError, match="Only a function emits"):
+    with pytest.raises(GraphError, match="Only a function can emit"):
         ProgramHarness(program, "user STRING, code STRING")

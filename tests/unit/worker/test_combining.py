@@ -26,7 +26,7 @@ KEY = T.StructField("c0", T.StringType())
 def folding(columns):
     """A packer with a combiner, and the operator behind it."""
     assert isinstance(INPUT, T.StructType)
-    aggregation = FoldingColumns(columns).aggregation(INPUT, ("user",))
+    aggregation = FoldingColumns(columns).make_aggregation(INPUT, ("user",))
     fields = find_fields(aggregation)
     partials = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(fields)]
     schema = arrow_schema([*CONTROL, KEY, *partials])
@@ -75,7 +75,7 @@ def test_a_sum_of_elements_keeps_the_first_ones_other_fields() -> None:
 
 def test_rows_of_keys_that_hardly_repeat_travel_alone_and_come_to_the_same() -> None:
     columns = (AggregateColumn("total", Fold.SUM, "amount"), AggregateColumn("n", Fold.COUNT))
-    table = FoldingColumns(columns).aggregation(INPUT, ("user",))
+    table = FoldingColumns(columns).make_aggregation(INPUT, ("user",))
     combiner = Combiner(table, (C.KEY_HASH, "user"), ("user",), (("user", "user"), ("amount", "amount")))
     chance = np.random.default_rng(3)
     for keys, is_combined in ((1_000_000, False), (30_000, True), (10, True)):
