@@ -58,7 +58,8 @@ _ADVERBS = frozenset(
 _OTHERS = frozenset(
     """
     AfterMatchSkip SupportsTriggerAvailableNow WithinType followed_by followed_by_any for_generator
-    in_event_time in_processing_time left_timestamp ordered_wait_batch past_last_event until with_operator within
+    in_event_time in_processing_time left_timestamp ordered_wait_batch past_last_event until
+    with_operator within
     """.split()  # noqa: SIM905 - many words in few lines
 )
 
