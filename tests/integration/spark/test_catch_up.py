@@ -123,7 +123,7 @@ def test_each_run_reads_what_is_new_and_state_goes_on(spark, job_dir, tmp_path) 
 def test_an_input_that_never_pauses_is_read_up_to_where_it_ended(spark, job_dir, tmp_path) -> None:
     sink = MemorySink(str(tmp_path / "rows"))
     env = environment(spark, job_dir)
-    env.from_source(Endless().limited(RateLimit(records_per_batch=30)), uid="numbers").sink_to(
+    env.from_source(Endless().limit_rate(RateLimit(records_per_batch=30)), uid="numbers").sink_to(
         sink, uid="out"
     )
     run(env)
@@ -192,7 +192,7 @@ def test_a_run_that_fails_in_between_reads_up_to_the_same_end(spark, job_dir, tm
         return row
 
     env = environment(spark, job_dir)
-    stream = env.from_source(source.limited(RateLimit(records_per_batch=5)), uid="orders")
+    stream = env.from_source(source.limit_rate(RateLimit(records_per_batch=5)), uid="orders")
     stream.map(fail_for_a_while, output=ORDER).sink_to(sink, uid="out")
     client = run(env)
     assert client.progress.restarts > 0

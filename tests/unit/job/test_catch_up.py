@@ -51,7 +51,7 @@ def inputs(source: SplitSource, text: str | None) -> Inputs:
 
 
 def test_a_split_is_read_up_to_where_it_ended() -> None:
-    source = Numbers(a=3, b=0).bound("numbers")
+    source = Numbers(a=3, b=0).bind("numbers")
     end = source.newest(NO_DIR, "numbers", None)
     assert end == {"a": 3, "b": 0}
     assert not source.has_reached(end, LoggedOffsets(()))
@@ -63,7 +63,7 @@ def test_a_split_is_read_up_to_where_it_ended() -> None:
 
 
 def test_all_parts_of_a_hybrid_source_have_ends_from_the_start() -> None:
-    whole = HybridSource(CollectionSource([1, 2], "n LONG"), Numbers(a=3)).bound("both")
+    whole = HybridSource(CollectionSource([1, 2], "n LONG"), Numbers(a=3)).bind("both")
     end = whole.newest(NO_DIR, "both", None)
     assert end == {"0:all": 2, "1:a": 3}
     of = partial(at, "both")
@@ -72,7 +72,7 @@ def test_all_parts_of_a_hybrid_source_have_ends_from_the_start() -> None:
 
 
 def test_offsets_without_an_order_are_refused() -> None:
-    source = Numbers(a="text").bound("numbers")  # type: ignore[arg-type]
+    source = Numbers(a="text").bind("numbers")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Only of numbers"):
         source.newest(NO_DIR, "numbers", None)
 
@@ -93,7 +93,7 @@ def test_a_partition_of_kafka_counts_with_its_end_and_never_beyond_that_of_the_s
 
 
 def test_ends_are_asked_for_once_and_an_outage_is_asked_again() -> None:
-    source = Numbers(a=3).bound("numbers")
+    source = Numbers(a=3).bind("numbers")
     asked = []
 
     def newest(job_dir, uid, position):
@@ -116,7 +116,7 @@ def test_ends_are_asked_for_once_and_an_outage_is_asked_again() -> None:
 
 
 def test_a_scan_that_has_not_said_where_it_begins_is_waited_for() -> None:
-    source = Numbers(a=3).bound("numbers")
+    source = Numbers(a=3).bind("numbers")
     catch_up, given = CatchUp(), inputs(source, None)
     catch_up.fix_ends(given)
     (there,) = at("numbers", a=3).sources
