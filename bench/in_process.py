@@ -204,7 +204,7 @@ class Job:
         blocks = {}
         for rows in tasks:
             chunks = (rows.slice(begin, 10_000) for begin in range(0, rows.num_rows, 10_000))
-            for packed in self.make_packer(chunks):
+            for packed in self.packer(chunks):
                 pairs = zip(
                     packed.column(C.ROUTE).to_pylist(), packed.column(C.BLOCK).to_pylist(), strict=True
                 )
