@@ -64,7 +64,7 @@ def test_runs_that_catch_up_are_exact_whatever_is_killed(run_directory: Path, br
         rows = [(row["user"], row["total"]) for row in read_delta(run_directory / "table")]
         assert sorted(rows) == sorted(expected.elements()), f"run {run}, {point}"
     with TransactionClient(KafkaConnection(servers, {})) as client:
-        assert list(still_open(client, JobDir(LocalStore(run_directory / "job")).known_uuid())) == []
+        assert list(still_open(client, JobDir(LocalStore(run_directory / "job")).find_uuid())) == []
 
 
 def caught_up(command: list[str], directory: Path) -> int:
