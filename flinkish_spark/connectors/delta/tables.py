@@ -176,12 +176,14 @@ class DeltaTables:
         self, path: str, table: deltalake.DeltaTable, adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> int:
         """Add files; others may commit files meanwhile."""
+        _refuse_repeat(table, marker)
         return self._write(path, table, [*map(_add, adds)], _properties(marker))
 
     def replace(
         self, path: str, table: deltalake.DeltaTable, adds: Sequence[Mapping[str, Any]], marker: Marker
     ) -> int:
         """Add files in place of all other files of their partitions."""
+        _refuse_repeat(table, marker)
         wanted = {frozenset(one["partitionValues"].items()) for one in adds}
         removes = _removes(table, lambda values: frozenset(values.items()) in wanted)
         # Files that others add meanwhile may be in the same partitions.
@@ -203,6 +205,7 @@ class DeltaTables:
         self, path: str, table: deltalake.DeltaTable, rows: pa.Table, mode: Upsert, marker: Marker
     ) -> None:
         """Merge rows, one per key: update or delete the rows with their keys, or insert them."""
+        _refuse_repeat(table, marker)
         info = info_of(table)
         control = {DELETED, *([mode.sequence_by] if mode.sequence_by else [])}
         names = [
@@ -401,6 +404,13 @@ def features_of(table: deltalake.DeltaTable) -> frozenset[str]:
 def find_last_version(table: deltalake.DeltaTable, app_id: str) -> int:
     found = table.transaction_version(app_id)
     return -1 if found is None else int(found)
+
+
+def _refuse_repeat(table: deltalake.DeltaTable, marker: Marker) -> None:
+    """Raise DeltaConflict if the open version holds the checkpoint: delta-rs would commit it once more."""
+    # A commit moves the open table on, so a second call with it finds nothing that was committed meanwhile.
+    if find_last_version(table, marker.app_id) >= marker.version:
+        raise DeltaConflict(f"checkpoint {marker.version} is in version {table.version()}")
 
 
 def _add(action: Mapping[str, Any]) -> Any:

@@ -163,6 +163,18 @@ def test_of_two_commits_of_one_marker_the_second_is_a_conflict(rig: Rig) -> None
     assert find_last_version(rig.open(), "me") == 2 and find_last_version(rig.open(), "stranger") == 9
 
 
+@pytest.mark.parametrize("write", ["append", "replace"])
+def test_a_call_that_is_made_twice_with_one_open_table_commits_once(rig, write) -> None:
+    """The first call moves the open table on, so the second meets no conflict of delta-rs's."""
+    rig.create([row(1)])
+    table, files = rig.open(), rig.files([row(2)])
+    getattr(rig.tables, write)(rig.path, table, files, marker(2))
+    version = table.version()
+    with pytest.raises(DeltaConflict, match="checkpoint 2 is in version"):
+        getattr(rig.tables, write)(rig.path, table, files, marker(2))
+    assert rig.open().version() == version
+
+
 def test_a_table_that_is_changed_meanwhile_is_a_conflict(rig: Rig) -> None:
     rig.create([row(1)])
     old = rig.open()
