@@ -520,6 +520,7 @@ def test_a_job_that_is_told_to_stop_finishes_its_replay_and_a_cancelled_one_does
         clock=CLOCK,
         observer=job,
         listeners=(),
+        until=None,
         user_metrics=UserMetricKeeper(),
     )
     standing = supervisor.Supervisor(engine, settings, job.job_dir)

@@ -117,7 +117,7 @@ def executed(
 ) -> str:
     """Return what Python would print of the error of `execute`."""
     supervisor: Any = Supervisor(error)
-    monkeypatch.setattr(env, "execute_async", lambda ui: JobClient(supervisor))
+    monkeypatch.setattr(env, "execute_async", lambda ui, until: JobClient(supervisor))
     with pytest.raises(FlinkishError) as caught:
         env.execute()
     return "".join(traceback.format_exception(caught.value))

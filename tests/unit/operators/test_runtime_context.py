@@ -128,7 +128,7 @@ def test_in_a_task_of_spark_the_number_of_subtasks_is_the_operator_s(monkeypatch
 
     monkeypatch.setattr("flinkish_spark.core.subtask.TaskContext.get", Task)
     assert current_subtask() == Subtask(9, None, 2)
-    with pytest.raises(RuntimeError, match=r"'parse' has.*set_parallelism"):
+    with pytest.raises(RuntimeError, match=r"number of tasks of 'parse'.*set_parallelism"):
         StatelessContext("parse").get_number_of_parallel_subtasks()
     assert StatelessContext("parse").get_task_name_with_subtasks() == "parse (10/?)"
     with running_in(4, "totals"):
