@@ -66,7 +66,8 @@ def test_what_says_it_otherwise_is_refused(call, where) -> None:
     """It chose other keys: those whose numbers are the places of what is not 0."""
     # A state says which one it is.
     error, name = (UserFunctionError, "state 'seen': ") if call in ("put", "remove") else (ValueError, "")
-    with pytest.raises(error, match=f"{name}the array that selects keys .* one true or false for each of the 4 keys"):
+    wanted = "the array that selects keys .* one true or false for each of the 4 keys"
+    with pytest.raises(error, match=f"{name}{wanted}"):
         run(call, where)
 
 
