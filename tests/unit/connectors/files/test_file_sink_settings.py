@@ -448,13 +448,13 @@ def test_a_watermark_that_cannot_be_asked_is_refused_where_it_is_said() -> None:
 def test_partition_times_that_name_no_folder_are_refused() -> None:
     by_country = (ColumnBuckets("country"),)
     for pattern in ("{country.x} 00:00", "{country[0]} 00:00"):
-        with pytest.raises(ConfigError, match="cannot be told from its folders"):
+        with pytest.raises(ConfigError, match="cannot read the time of a partition"):
             PartitionTime(pattern).check(by_country, "out")
     for trigger in (PartitionTime("{dt} 00:00"), PartitionTime("2026-01-01"), PartitionTime()):
-        with pytest.raises(ConfigError, match="cannot be told from its folders"):
+        with pytest.raises(ConfigError, match="cannot read the time of a partition"):
             trigger.check(by_country, "out")
     PartitionTime().check((DateTimeBuckets(),), "out")
-    with pytest.raises(ConfigError, match="Their patterns have no year"):
+    with pytest.raises(ConfigError, match="The patterns of DateTimeBuckets have no year"):
         PartitionTime().check((DateTimeBuckets("MM-dd"),), "out")
 
 
