@@ -100,7 +100,7 @@ class Dependencies:
 def check_cached_name(name: str, taken: Iterable[str]) -> None:
     is_text = isinstance(name, str) and 1 <= len(name) <= _LONGEST_NAME and name.isprintable()
     if not is_text or not name.strip():
-        wanted = f"a text of 1 to {_LONGEST_NAME} letters, not only blanks"
+        wanted = f"a text of 1 to {_LONGEST_NAME} characters, not only blanks"
         raise unusable("name", name, wanted=wanted, what_to_do='give a name like "model"')
     if name in taken:
         raise ConfigError(
