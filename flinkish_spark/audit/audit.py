@@ -198,19 +198,20 @@ def extents_of(settings: AuditSettings, position: LoggedOffsets) -> dict[Place, 
             end = known.get(topic, {}).get(there.partition, first) if asked is None else asked
             if first < there.start:
                 raise InputLostError(
-                    f"{topic}-{there.partition} begins at offset {there.start}, after {first}",
+                    f"{topic}-{there.partition} begins at offset {there.start}, and the audit at {first}",
                     why="Kafka's retention removed records",
-                    what_to_do="audit from a later offset on",
+                    what_to_do="begin the audit at a later offset",
                 )
             if asked is not None and asked > there.end:
                 raise UserError(
-                    f"{there.topic}-{there.partition} ends at offset {there.end}, before {asked}",
-                    what_to_do="audit up to an earlier offset",
+                    f"{there.topic}-{there.partition} ends at offset {there.end}, and the audit at {asked}",
+                    what_to_do="end the audit at an earlier offset",
                 )
             if first > end and there.partition in settings.first.get(topic, {}):
                 raise UserError(
-                    f"{there.topic}-{there.partition} is audited up to offset {end}, not from {first} on",
-                    what_to_do="audit from an earlier offset on",
+                    f"the audit of {there.topic}-{there.partition} begins at offset {first}, "
+                    f"after its end at {end}",
+                    what_to_do="begin the audit at an earlier offset",
                 )
             extents[topic, there.partition] = Extent(first, max(first, end))
     for offsets in (settings.first, settings.end):

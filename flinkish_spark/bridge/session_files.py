@@ -146,7 +146,7 @@ def ship_tree(
             f"{what} cannot be shipped", why=str(error), what_to_do="take it out of the folder"
         ) from None
     except OSError as error:
-        what_to_do = "see to it that it can be read, and that spark.local.dir has room for it"
+        what_to_do = "make sure that it can be read, and that spark.local.dir has room for it"
         raise EnvironmentFault.from_os_error(
             error, f"{what} cannot be shipped", what_to_do=what_to_do
         ) from error
@@ -187,7 +187,7 @@ def _send(spark: SparkSession, what: str, archive: Path, target: str) -> None:
         raise EnvironmentFault(
             f"{what} cannot be unpacked on the driver",
             why=describe_error(error),
-            what_to_do="see to it that spark.local.dir has room, and start a new session",
+            what_to_do="make sure that spark.local.dir has room, and start a new session",
         ) from error
 
 

@@ -171,7 +171,7 @@ class Confirmation:
             raise CommittableLostError(
                 f"sink '{uid}' cannot complete checkpoint {decision.checkpoint}, since its data is lost",
                 why=answer.detail,
-                what_to_do="nothing later is decided; see to the sink's system and start the job again",
+                what_to_do="no later checkpoint is decided; check the sink's system and start the job again",
                 sink=uid,
                 checkpoint=decision.checkpoint,
             )

@@ -51,8 +51,8 @@ def decide(
         if found is not None and found.verdict is Verdict.ABORT and found.owner_epoch < ownership.epoch:
             # A zombie sealed the id: it took it for one of its predecessor's.
             raise DecisionError(
-                f"checkpoint {decision.checkpoint} was sealed by owner {found.owner_epoch}, who has "
-                "lost the job",
+                f"checkpoint {decision.checkpoint} was aborted by owner epoch {found.owner_epoch}, "
+                "which does not own the job any more",
                 what_to_do=if_refused,
             )
         raise FencedError(
@@ -82,5 +82,5 @@ def resolve(
     raise DecisionError(
         f"checkpoint {checkpoint} could not be decided",
         why=str(error),
-        what_to_do=f"see to the job directory's disk; {if_refused}",
+        what_to_do=f"check the disk of the job directory; {if_refused}",
     ) from error

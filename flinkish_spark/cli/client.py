@@ -375,7 +375,9 @@ def _absolute(value: str) -> Path:
     try:
         return Path(text).absolute()
     except OSError as error:
-        raise click.BadParameter(f"{value!r} is meant from a directory that is gone: {error}.") from None
+        raise click.BadParameter(
+            f"{value!r} is a relative path, and the current directory is gone: {error}."
+        ) from None
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -575,7 +575,7 @@ def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
         value = f": {there[0].as_py()!r:.200}" if len(there) else ""
         missing = _missing_field(column.type, field.type, field.name)
         why = f"has no field {missing!r} (names are case-sensitive)" if missing else f"is {column.type}"
-        raise ValueError(f"the column {field.name!r} {why}, declared is {field.type}{value}")
+        raise ValueError(f"the column {field.name!r} {why}, but the declared type is {field.type}{value}")
     try:
         return exact_cast(column, field.type)
     except pa.ArrowException as error:

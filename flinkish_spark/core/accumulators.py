@@ -272,7 +272,7 @@ class Accumulators:
             raise RuntimeError(f"'{self.uid}' adds the accumulator '{name}', and {self.why_no_accumulators}")
         if not isinstance(name, str) or not 1 <= len(name) <= _LONGEST_NAME or not name.isprintable():
             raise ValueError(
-                f"'{self.uid}' calls an accumulator {name!r:.200}; a name has 1 to {_LONGEST_NAME} letters"
+                f"'{self.uid}' calls an accumulator {name!r:.200}; a name has 1 to {_LONGEST_NAME} characters"
             )
         if not isinstance(accumulator, Accumulator) or not hasattr(type(accumulator), "kind"):
             raise ValueError(

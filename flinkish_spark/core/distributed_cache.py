@@ -54,7 +54,7 @@ class DistributedCache:
         if not os.path.exists(path):
             raise FileNotFoundError(
                 f"the cached file '{name}' of '{self._uid}' is not at {path} any more; Spark keeps its files "
-                "in spark.local.dir, on a cluster in its workers' folders: nobody may clean up there"
+                "in spark.local.dir, on a cluster in its workers' folders: do not delete files there"
             )
         return path
 

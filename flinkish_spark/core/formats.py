@@ -184,14 +184,14 @@ class SchemaRegistry:
         urls = [one.strip() for one in self.url.split(",")] if isinstance(self.url, str) else [""]
         if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one) for one in urls):
             raise ConfigError(
-                "the URL of the schema registry is none",
-                why="it begins with http:// or https://, and has neither a name nor a password in it",
+                "the URL of the schema registry cannot be used",
+                why="it must begin with http:// or https://, and must not contain a name or a password",
                 what_to_do='give SchemaRegistry("https://registry:8081", username=..., password=...)',
             )
         if bool(self.username) != bool(self.password) or (self.username and self.token):
             raise ConfigError(
-                "the schema registry has a username without a password, or the other way, or a token, too",
-                what_to_do="give username and password, or token, or none of them",
+                "the schema registry has a username without a password, a password alone, or a token as well",
+                what_to_do="give username and password, or only a token, or none of the three",
             )
         for name in ("password", "token"):
             secret_of(getattr(self, name), f"{name} of the schema registry")  # Raises if it names no place.

@@ -181,5 +181,5 @@ class MetricGroup:
         if not isinstance(name, str) or not name.isprintable() or not name.strip():
             raise ValueError(f"'{self._uid}' calls a metric or a group {name!r:.100}; a name has letters")
         if len(self._prefix) + len(name) > _LONGEST_NAME:
-            raise ValueError(f"a metric of '{self._uid}' has a name of more than {_LONGEST_NAME} letters")
+            raise ValueError(f"a metric of '{self._uid}' has a name of more than {_LONGEST_NAME} characters")
         return name

@@ -282,8 +282,8 @@ def check_not_forked() -> None:
     if _USED_BY[0] != os.getpid():
         raise StoreError(
             "this process cannot use a store in a bucket",
-            why=f"it was forked off process {_USED_BY[0]}, which has used one, and would wait for ever",
-            what_to_do='start it anew: multiprocessing.get_context("spawn")',
+            why=f"it was forked off process {_USED_BY[0]}, which used such a store, and would wait for ever",
+            what_to_do='start this process without a fork: multiprocessing.get_context("spawn")',
         )
 
 

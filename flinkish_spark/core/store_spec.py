@@ -152,8 +152,8 @@ def resolve_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
             variable = text.removeprefix("env:")
             raise ConfigError(
                 f"the environment variable {variable} is not set",
-                why=f"the store's option {name} is to be found in it, in each process that opens the store",
-                what_to_do=f"set {variable}, on executors by spark.executorEnv.{variable}",
+                why=f"each process that opens the store reads the option {name} from this variable",
+                what_to_do=f"set {variable}; on executors, set spark.executorEnv.{variable}",
                 option=name,
             )
         found[name] = value
@@ -262,7 +262,7 @@ def _check_option(place: _Place, name: str, value: str) -> None:
     if name.lower().removeprefix("aws_").removeprefix("azure_").removeprefix("google_") in _OF_THE_URL:
         raise ConfigError(
             f"the option {name} contradicts {place.url}",
-            why="the URL says that",
+            why="this value is taken from the URL",
             what_to_do="leave the option out",
             option=name,
         )
@@ -275,7 +275,7 @@ def _check_option(place: _Place, name: str, value: str) -> None:
     if is_secret and _BY_NAME.fullmatch(value) is None:
         raise ConfigError(
             f"the option {name} of {place.url} is a secret",
-            why="where the store is goes into logs, plans and other processes",
+            why="the options of a store are written into logs and plans, and sent to other processes",
             what_to_do=f"put it into an environment variable and give its name: {name}=env:NAME",
             option=name,
         )

@@ -600,7 +600,7 @@ class _Expressions:
     def _read_escape(self, tree: Any, text: str) -> Typed:
         escape = tree.expression
         if type(tree.this).__name__ != "Like" or not _is_text(escape) or len(escape.this) != 1:
-            _refuse(text, "an escape is one letter after LIKE", "write name LIKE 'a!%' ESCAPE '!'")
+            _refuse(text, "an escape is one character after LIKE", "write name LIKE 'a!%' ESCAPE '!'")
         return self._read_like(tree.this, text, escape.this)
 
     def _apply_sign(

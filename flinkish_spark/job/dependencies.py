@@ -82,11 +82,12 @@ class Dependencies:
         running = str(context.pythonExec)
         if python_exec != running and _program(python_exec) != _program(running):
             raise ConfigError(
-                f"the workers of this session run {running}, and set_python_executable() says {python_exec}",
-                why="Spark decides it when the session is made, for all of its jobs",
-                what_to_do=f"start it with `flinkish run -D spark.pyspark.python={python_exec}`, or with the "
-                "variable PYSPARK_PYTHON; an archive that it lies in goes to spark.archives, since it has to "
-                "be there before any Python runs",
+                f"the workers of this session run {running}, and set_python_executable() names {python_exec}",
+                why="a session has one Python executable for all of its jobs, from its start on",
+                what_to_do="start the program with "
+                f"`flinkish run -D spark.pyspark.python={python_exec}`, or set the variable PYSPARK_PYTHON; "
+                "if the executable is in an archive, name the archive in spark.archives, since workers need "
+                "it before any Python runs",
                 running=running,
             )
 
@@ -99,7 +100,7 @@ class Dependencies:
 def check_cached_name(name: str, taken: Iterable[str]) -> None:
     is_text = isinstance(name, str) and 1 <= len(name) <= _LONGEST_NAME and name.isprintable()
     if not is_text or not name.strip():
-        wanted = f"a text of 1 to {_LONGEST_NAME} letters, not only blanks"
+        wanted = f"a text of 1 to {_LONGEST_NAME} characters, not only blanks"
         raise unusable("name", name, wanted=wanted, what_to_do='give a name like "model"')
     if name in taken:
         raise ConfigError(

@@ -71,8 +71,8 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
         if topic is not None:
             raise GraphError(
                 f"the sources '{first.uid}' and '{second.uid}' read the same topic '{topic}'",
-                why="their offsets could not be told apart in Spark's log",
-                what_to_do="read it once and use the stream twice",
+                why="Spark's log could not tell which of the two has read an offset",
+                what_to_do="read the topic with one source, and use its stream twice",
                 topic=topic,
             )
     for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
@@ -80,10 +80,10 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
         if TopicPattern(ours).may_overlap(TopicPattern(theirs)):
             raise GraphError(
                 f"the patterns of the sources '{first.uid}' and '{second.uid}' may match the same topic",
-                why=f"{ours!r} and {theirs!r} do not begin with different letters, and the offsets of a "
-                "topic that both read could not be told apart in Spark's log",
-                what_to_do="read the topics of both with one source, whose metadata tells them apart; or "
-                "with KafkaRecordsSource, which logs its offsets under its uid",
+                why=f"{ours!r} and {theirs!r} do not begin with different letters; if both read a topic, "
+                "Spark's log could not tell which of the two has read an offset",
+                what_to_do='read all of these topics with one source with metadata=["topic"]; '
+                "or use KafkaRecordsSource, which logs its offsets under its uid",
                 patterns=(ours, theirs),
             )
     for sink in planned.sinks:

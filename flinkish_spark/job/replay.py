@@ -111,7 +111,7 @@ class _Replay:
     def plan(self) -> ReplayPlan:
         facts, uid = self.lost.facts, str(self.lost.facts["sink"])
         if "position" not in facts:
-            raise self.make_error("it was not staged by a micro-batch", "see to the sink's system")
+            raise self.make_error("it was not staged by a micro-batch", "check the sink's system")
         if not facts["is_proven_aborted"]:
             why = "nothing proves that it was never visible, so it may be there already"
             raise self.make_error(why, _RESTORE)

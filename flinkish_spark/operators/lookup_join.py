@@ -198,7 +198,9 @@ class _Answers:
             # A table with one column may return the bare value.
             found = (row,)
         if len(found) != len(self._names):
-            raise RowError(f"{len(found)} fields, declared are {len(self._names)}: {', '.join(self._names)}")
+            raise RowError(
+                f"{len(found)} fields, but {len(self._names)} are declared: {', '.join(self._names)}"
+            )
         return found
 
 

@@ -209,7 +209,7 @@ class RetractedResults:
         found = as_row(row, self._names)
         if len(found) != len(self._names):
             declared = ", ".join(self._names)
-            raise OutputError(f"emitted {len(found)} fields, declared are {len(self._names)}: {declared}")
+            raise OutputError(f"emitted {len(found)} fields, but {len(self._names)} are declared: {declared}")
         return tuple(found)
 
 

@@ -455,7 +455,7 @@ def _parse_key_type(declared: StateType) -> T.DataType:
     try:
         kind = to_data_type(declared)
         if isinstance(declared, str) and (name := first_required(kind)) is not None:
-            raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL away")
+            raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL out")
         return kind
     except NoSuchType as error:
         what = f"the type of the key is {declared!r}"

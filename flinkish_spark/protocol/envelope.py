@@ -39,7 +39,7 @@ def unseal(kind: str, data: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"not a sealed {kind}: {error}") from error
     if not isinstance(found_format, int) or found_format > FORMAT:
-        raise NewerFormatError(f"written in format {found_format!r}, this version reads up to {FORMAT}")
+        raise NewerFormatError(f"written in format {found_format!r}, but this version reads up to {FORMAT}")
     if found_kind != kind:
         raise ValueError(f"expected a {kind}, found a {found_kind!r}")
     if rest or hashlib.sha256(f"{kind}\n{found_format}\n{text}".encode()).hexdigest() != digest:

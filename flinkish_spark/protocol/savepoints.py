@@ -176,7 +176,7 @@ class SavepointMetadata(StoredObject):
         version = expect_object(value, "a savepoint").get("version")
         if version != SAVEPOINT_VERSION:
             raise NewerFormatError(
-                f"written as version {version} of savepoints, this one reads {SAVEPOINT_VERSION}"
+                f"written as version {version} of savepoints, but this package reads {SAVEPOINT_VERSION}"
             )
         return cast(Self, read(cls, value))
 

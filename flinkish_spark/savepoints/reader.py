@@ -340,7 +340,7 @@ def _resolve_place(place: StoreSpec, checkpoint: int | None) -> tuple[StoreSpec,
         own = int(name)
         if checkpoint not in (None, own):
             raise ConfigError(
-                f"the path {place.url} is that of checkpoint {own}, and checkpoint={checkpoint} was given",
+                f"the path {place.url} names checkpoint {own}, but checkpoint={checkpoint} was given",
                 what_to_do="give one of them",
             )
         return place.to_parent(2), own

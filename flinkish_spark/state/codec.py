@@ -629,7 +629,7 @@ def _to_value_error(
             return StateValueError(f"{says}: {error}")
         if len(row) != width:
             names = ", ".join(layout.value_names)
-            return StateValueError(f"{says}: {len(row)} fields, declared are {width}: {names}")
+            return StateValueError(f"{says}: {len(row)} fields, but {width} are declared: {names}")
     raise AssertionError("a value was refused, and none is")
 
 

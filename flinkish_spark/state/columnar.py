@@ -68,7 +68,7 @@ class GivenColumns:
         # A DATE keeps the day of a timestamp, as for single values.
         is_day = pa.types.is_date(kind) and pa.types.is_timestamp(array.type)
         if not is_day and not is_of_kind(array.type, kind):
-            says = f"the column has the type {array.type}, declared is {kind}{first_of(array)}"
+            says = f"the column has the type {array.type}, but the declared type is {kind}{first_of(array)}"
             raise self._to_error_of(at, first_valid(array), len(array), says)
         if len(array) != len(self.chosen):
             array = array.take(pa.array(self.chosen))

@@ -187,8 +187,8 @@ def to_ddl(given: Any) -> str:
         # A Spark type mostly has NOT NULL because a DataFrame had it, so there it is ignored.
         if (name := first_required(kind)) is not None:
             raise NoSuchType(
-                f"{name!r} is NOT NULL, and a field that is declared later is null in what is stored: "
-                "leave NOT NULL away"
+                f"{name!r} is NOT NULL, but a field that is declared later is null in values stored "
+                "before: leave NOT NULL out"
             )
         return given
     if isinstance(kind, T.StructType) and not kind.fields:

@@ -154,7 +154,7 @@ class RowForm:
         """Raise RowError for an undeclared field, and for a missing field that is required."""
         strange = [name for name in own if name not in self._known]
         if strange:
-            raise RowError(f"the field {strange[0]!r}, declared are {', '.join(self._names)}")
+            raise RowError(f"the field {strange[0]!r}, but the declared fields are {', '.join(self._names)}")
         missing = [name for name in self._required if name not in own]
         if missing:
             raise RowError(f"no field {missing[0]!r}, which must not be null")

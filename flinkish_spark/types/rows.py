@@ -85,14 +85,14 @@ class RowWriter:
         if rows and set(map(len, rows)) != {width}:
             at, wrong = next((at, row) for at, row in enumerate(rows) if len(row) != width)
             names = ", ".join(self._names)
-            raise OutputError(f"emitted {len(wrong)} fields, declared are {width}: {names}", at)
+            raise OutputError(f"emitted {len(wrong)} fields, but {width} are declared: {names}", at)
         columns = list(zip(*rows, strict=True)) if rows else [()] * width
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
     def write_columns(self, columns: Sequence[Sequence[Any] | pa.Array]) -> list[pa.Array]:
         """Return Arrow columns for columns of Python values or arrays."""
         if len(columns) != len(self._names):
-            raise OutputError(f"emitted {len(columns)} fields, declared are {len(self._names)}")
+            raise OutputError(f"emitted {len(columns)} fields, but {len(self._names)} are declared")
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
     def _first_refused(self, rows: list[Any]) -> OutputError:

@@ -83,7 +83,7 @@ class _Struct(NestedType):
         if not self._inner:
             return row
         if len(row) != self._width:
-            raise ValueError(f"it has {len(row)} fields, declared are {self._width}")
+            raise ValueError(f"it has {len(row)} fields, but {self._width} are declared")
         made = list(row)
         for at, one in self._inner:
             made[at] = _plain_or_none(one, made[at])

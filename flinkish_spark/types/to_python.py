@@ -54,7 +54,7 @@ def _timestamps(column: pa.Array) -> list[Any]:
     if len(numbers) and not _FIRST_MICROS <= numbers.min() <= numbers.max() <= _LAST_MICROS:
         # numpy would return a number instead of a datetime.
         wrong = numbers[(numbers < _FIRST_MICROS) | (numbers > _LAST_MICROS)][0]
-        raise OverflowError(f"{wrong} microseconds from 1970 on are beyond the years from 1 to 9999")
+        raise OverflowError(f"{wrong} microseconds since 1970 are beyond the years from 1 to 9999")
     plain = numbers.astype("datetime64[us]").tolist()
     values: list[Any] = plain if zone is None else [value.replace(tzinfo=zone) for value in plain]
     return _set_nulls(values, column) if column.null_count else values

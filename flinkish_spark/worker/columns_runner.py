@@ -104,7 +104,7 @@ def cast_to_declared(field: T.StructField, column: pa.Array, kind: pa.DataType) 
     """Cast a column to its declared type: another width of the same kind, never text to number."""
     wrong = f"emitted a wrong column: field {field.name!r}"
     if not is_of_kind(column.type, kind):
-        says = f"{wrong} has the type {column.type}, declared is {kind}"
+        says = f"{wrong} has the type {column.type}, but the declared type is {kind}"
         raise OutputError(says + first_of(column), first_valid(column))
     missing = first_missing(field, column)
     if missing is not None:
@@ -322,7 +322,9 @@ class _Calls:
         if self._function.event_time not in names:
             given.pop(self._function.event_time or "", None)
         if set(given) != set(names):
-            raise OutputError(f"emitted the columns {', '.join(given)}, declared are {', '.join(names)}")
+            raise OutputError(
+                f"emitted the columns {', '.join(given)}, but the declared columns are {', '.join(names)}"
+            )
         own = [cast_to_declared(field, given[field.name], kinds[field.name]) for field in fields]
         return pa.RecordBatch.from_arrays([*timed, *own], schema=schema)
 

@@ -54,7 +54,7 @@ _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):(?://[^/]*)?(?P<path>
 _WIDTH = re.compile(r"char\((\d+)\)")
 #: deltalake's error for a partition's value that Spark may be able to read.
 _UNREAD_VALUE = re.compile(r"Failed to parse value ('.*') as '(.*)'")
-_BY_SPARK = "read it by Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
+_BY_SPARK = "read it with Spark: env.from_dataframe(spark.readStream.format('delta').load(...))"
 
 
 @dataclass(frozen=True)
@@ -232,16 +232,16 @@ def local_path(table: TablePath, given: str) -> str:
     match = _SCHEME.fullmatch(given)
     scheme, path = (match["scheme"], unquote(match["path"])) if match else ("", unquote(given))
     if scheme not in ("", "file") or ".." in path.split("/"):
-        raise _make_refusal(table, f"the file {given}, outside of its folder")
+        raise _make_refusal(table, f"a file outside of its folder: {given}")
     if path.startswith("/") and not isinstance(table, Path):
-        raise _make_refusal(table, f"the file {given}, outside of its store")
+        raise _make_refusal(table, f"a file outside of its store: {given}")
     return path.removeprefix(f"{table}/")
 
 
 def _make_refusal(table: TablePath, has: str) -> ConfigError:
     return ConfigError(
         f"the Delta table {table} has {has}",
-        why="this package would read other rows than Spark does",
+        why="this package and Spark would read different rows",
         what_to_do=_BY_SPARK,
     )
 

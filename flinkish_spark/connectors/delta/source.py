@@ -154,7 +154,7 @@ def record_schema(snapshot: DeltaSnapshot) -> T.StructType:
             raise ConfigError(
                 f"the Delta table {snapshot.table} is partitioned by '{name}', a {kind.simpleString()}",
                 why="its log does not say in which time zone the values are, or cannot hold them",
-                what_to_do="read it by Spark and env.from_dataframe",
+                what_to_do="read it with Spark and env.from_dataframe",
             )
     return schema
 

@@ -123,7 +123,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
         if name.lower() not in _KNOWN[kind]:
             raise ConfigError(
-                f"the option '{name}' is none of a file sink with {kind.value}",
+                f"a file sink with {kind.value} does not take the option '{name}'",
                 why="Spark would silently ignore it, or it would change the text of values",
                 what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
             )
@@ -134,7 +134,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if name.lower() in ("encoding", "charset") and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(
                 f"the {kind.value} files would be in {value}",
-                why="a text that it does not have would become a question mark",
+                why="a character that this encoding lacks would become a question mark",
                 what_to_do='leave the encoding out, or use "UTF-8", "UTF-16" or "UTF-32"',
             )
         if name.lower() in OF_PARQUET:
@@ -152,7 +152,7 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
     if not line_end or may_be_in_text or line_end.startswith(BYTE_ORDER_MARK):
         raise ConfigError(
             f"the lines of {kind.value} files would end with {line_end!r}",
-            why="a text may have that in it, and readers would see two lines there",
+            why="a text may contain this line end, and readers would then see two lines",
             what_to_do="leave lineSep out, or give a control character",
         )
     if kind is not FileFormat.CSV:
@@ -161,8 +161,8 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
     if len(line_end.encode("utf-16-le")) > 4:
         raise ConfigError(
             f"the lines of csv files would end with {line_end!r}",
-            why="readers of CSV, such as Spark's, take one letter or two for the end of a line",
-            what_to_do="leave lineSep out, or give one letter or two",
+            why="readers of CSV, such as Spark's, take one or two characters as the end of a line",
+            what_to_do="leave lineSep out, or give one or two characters",
         )
     form, ends = csv_form(options), "\r\n" + BYTE_ORDER_MARK + line_end
     separator, quote = form.delimiter, form.quote
@@ -176,9 +176,9 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
         if not is_usable or not set(text).isdisjoint(others):
             raise ConfigError(
                 f"the csv option '{name}' is {text!r}",
-                why="lines, values and quotes have to be told apart",
-                what_to_do="choose others: one letter for quote, no backslash, blank or control character, "
-                "none of the end of a line",
+                why="readers must be able to distinguish lines, values and quotes",
+                what_to_do="choose others: one character for quote, no backslash, blank, control character, "
+                "or character of lineSep",
             )
 
 

@@ -280,17 +280,21 @@ class PartitionTime:
             used = [field for _, field, _, _ in Formatter().parse(self.pattern) if field is not None]
             # "{dt.x}" and "{dt[0]}" would be looked up in the value.
             wrong = [field for field in used if field not in names]
-            why = f"the pattern names '{wrong[0]}'" if wrong else "" if used else "the pattern names none"
+            if wrong:
+                why = f"the pattern uses '{wrong[0]}', which no folder has"
+            elif not used:
+                why = "the pattern uses no value of a folder"
         elif not (times := times_of(assigners)):
             why = "there is no pattern and no DateTimeBuckets"
         elif "yyyy" not in letters_of(times):
             # A folder "dt=07" gets data every year: its time is never over.
-            why = "their patterns have no year"
+            why = "the patterns of DateTimeBuckets have no year"
         if why:
             raise ConfigError(
-                f"the partition times of sink '{uid}' cannot be told from its folders",
+                f"PartitionTime of sink '{uid}' cannot read the time of a partition from its folder",
                 why=why,
-                what_to_do=f"give PartitionTime a pattern of {', '.join('{' + name + '}' for name in names)}",
+                what_to_do="give PartitionTime a pattern with "
+                f"{', '.join('{' + name + '}' for name in names)}",
                 uid=uid,
             )
 

@@ -281,7 +281,7 @@ class SparkMerger:
                 raise FileCommitError(
                     f"merging small files gave {len(found)} files in {attempt}",
                     why="one is expected",
-                    what_to_do="see to the disk; the job tries again",
+                    what_to_do="check the disk; the job tries again",
                 )
             self.disk.rename(attempt / "out" / found[0], target)
         self.disk.sync_folders({target.parent for target in missing})

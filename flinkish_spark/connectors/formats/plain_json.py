@@ -45,7 +45,7 @@ def json_schema(value: Json, called: str = "JSON") -> T.StructType:
         raise SchemaError(
             f"the {called} schema says that {name!r} is NOT NULL",
             why="a record may leave any field out, and Spark reads null then",
-            what_to_do="leave NOT NULL away, and filter the stream",
+            what_to_do="leave NOT NULL out, and filter the stream",
         )
     unfit = "void: it holds nothing" if holds_nothing(schema) else unfit_for_json(schema)
     if unfit is not None:

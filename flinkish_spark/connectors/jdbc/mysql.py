@@ -182,7 +182,7 @@ class MySql(Dialect):
         if is_beyond or len(identifier) > _LONGEST_NAME or identifier != identifier.rstrip():
             raise ConfigError(
                 f"{identifier!r} cannot be the name of a table or column in MySQL",
-                why=f"names have up to {_LONGEST_NAME} letters of the basic plane and no space at their end",
+                why=f"names have up to {_LONGEST_NAME} characters of the basic plane and no space at the end",
                 what_to_do="use another name",
             )
         return super().quote(identifier)

@@ -92,9 +92,9 @@ class Checks(TableCheck):
         for setting, column, kind in said:
             if column and not isinstance(schema[column].dataType, kind):
                 raise SchemaError(
-                    f"{setting} of {self._where} is the column '{column}', which is no "
+                    f"{setting} of {self._where} names the column '{column}', whose type is not "
                     f"{kind().simpleString().upper()}",
-                    what_to_do="compute one with transform(...)",
+                    what_to_do="compute a column of that type with transform(...)",
                 )
         if not settings.target(schema).columns:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")

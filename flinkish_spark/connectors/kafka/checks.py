@@ -38,7 +38,7 @@ def find_replaced_topic(
         places = "; ".join(f"{topic}-{p} from {o} on" for p, o in sorted(offsets.items()))
         return InputLostError(
             f"the input topic '{topic}' was {how}"
-            + (f": missing are the offsets {places}" if places else ""),
+            + (f": Kafka no longer has the offsets {places}" if places else ""),
             why=why,
             what_to_do=f"{to_do}, or start a new job with a new job_dir",
             topic=topic,
@@ -65,7 +65,7 @@ def find_missing_input(
     if not gone:
         return None
     return InputLostError(
-        f"input of source '{uid}' is gone: missing are the offsets {'; '.join(sorted(gone))}",
+        f"input of source '{uid}' is gone: Kafka no longer has the offsets {'; '.join(sorted(gone))}",
         why="Kafka's retention removed records that the job had not read, or a log was truncated",
         what_to_do="raise retention.ms; start a new job_dir to go on without these records",
         uid=uid,

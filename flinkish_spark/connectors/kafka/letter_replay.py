@@ -126,7 +126,7 @@ class LetterReplay:
         """Replay the letters that exist now and return the counts; `dry` only counts. May be repeated."""
         if self._target and self._target == self._letters:
             raise ConfigError(
-                f"the letters are in {self._letters!r}", what_to_do="name another topic for them"
+                f"the dead letters are read from {self._letters!r}", what_to_do="name another topic in --to"
             )
         with KafkaAdmin(self._connection) as admin, ExitStack() as stack:
             places = self._places(admin, self._letters)
@@ -156,8 +156,8 @@ class LetterReplay:
         done = max(admin.committed_offsets(self._group, stable).get(place, 0), begin)
         if done > end:
             raise EnvironmentFault(
-                f"the group {self._group} has read letters of {place[0]}-{place[1]} up to offset {done}, "
-                f"and they end at {end}",
+                f"the group {self._group} has read {place[0]}-{place[1]} up to offset {done}, "
+                f"and the partition ends at {end}",
                 why="the topic was deleted and created again, or a broker has lost records",
                 what_to_do="run the command again in a minute; if it stays so, give another --group",
             )
@@ -214,9 +214,10 @@ class LetterReplay:
         note = _format_note(left)
         if len(note) > _NOTE_BYTES:
             raise UserError(
-                f"the skipped letters of {place[0]}-{place[1]} are in too many pieces to be remembered",
-                what_to_do="choose more letters with the filter, or use another group for the skipped ones, "
-                "with a filter that chooses none of the replayed ones",
+                f"the skipped dead letters of {place[0]}-{place[1]} are in too many pieces "
+                "for the group's note",
+                what_to_do="choose more dead letters with --where; or replay the skipped dead letters with "
+                "another --group, and a --where that chooses no replayed dead letter",
             )
         if out is None:
             return
@@ -229,10 +230,10 @@ class LetterReplay:
             out.commit(self._group, {place: done}, note)
         except BadRecordError as refused:
             raise EnvironmentFault(
-                f"the target topic of a letter of {place[0]}-{place[1]} refuses it",
+                f"the target topic of a dead letter of {place[0]}-{place[1]} refuses the record",
                 why=f"{refused.what}".rstrip("."),
                 what_to_do="change the topic (max.message.bytes, cleanup.policy, message.timestamp...), "
-                "or skip such letters with --where",
+                "or skip these dead letters with --where",
             ) from refused
 
     def _to_outgoing(self, topic: str, letters: Sequence[_Letter]) -> OutgoingRecords:

@@ -193,7 +193,7 @@ class StartAtOffsets(KafkaStart):
         if unknown:
             topic, partition = unknown[0]
             raise ConfigError(
-                f"the source begins at an offset of {topic}-{partition}, which it does not read",
+                f"StartAtOffsets names the partition {topic}-{partition}, which the source does not read",
                 what_to_do="correct starting_offsets=StartAtOffsets(...)",
             )
         return _complete_offsets(admin, places, given, self.otherwise, "StartAtOffsets names")
@@ -290,7 +290,7 @@ def _complete_offsets(
             raise ConfigError(
                 f"{who} the offset {offset} of {topic}-{partition}, "
                 f"which holds {first[place]} to {last[place]}",
-                why="records from there on are gone, or have not come yet",
+                why="Kafka has removed the records at this offset, or nobody has written them yet",
                 what_to_do="begin at an offset that is there, or at StartingOffsets.EARLIEST",
                 topic=topic,
             )

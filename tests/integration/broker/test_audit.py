@@ -242,7 +242,7 @@ def test_offsets_can_be_given(audited: Audited) -> None:
         assert flinkish(*words, *spec).exit_code == 2
     spec = ("--input", audited.source, "--output", f"out=kafka:{audited.sink}")
     for option, place, offset, said in (
-        ("--from", f'"{audited.source}": {{"0"', 11, "is audited up to offset 10, not from 11 on"),
+        ("--from", f'"{audited.source}": {{"0"', 11, "begins at offset 11, after its end at 10"),
         ("--to", f'"{audited.source}": {{"0"', 10**13, "ends at offset 10"),
         ("--to", f'"{audited.source}": {{"7"', 1, "is no partition of the input"),
         ("--from", '"typo": {"0"', 1, "typo-0 is no partition of the input"),

@@ -230,7 +230,7 @@ def test_input_that_is_another_or_gone_is_found(spark, broker, topic, job_dir, t
     admin.delete_records({TopicPartition(source, p): -1 for p in range(2)})
     new, settings = tmp_path / "new", RestoreSettings(str(tmp_path / "savepoint"))
     error = failure(job(spark, new, servers, source, out), settings)
-    assert isinstance(error, InputLostError) and "missing are the offsets" in str(error)
+    assert isinstance(error, InputLostError) and "no longer has the offsets" in str(error)
     assert not new.exists()
 
     admin.delete_topics([source])

@@ -128,7 +128,7 @@ def test_what_pip_puts_into_a_folder_can_be_imported(spark: Any, tmp_path: Path,
 def test_another_python_than_the_session_s_is_refused(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     env.set_python_executable(spark.sparkContext.pythonExec)
-    with pytest.raises(ConfigError, match=r"set_python_executable\(\) says /other/python.*flinkish run -D"):
+    with pytest.raises(ConfigError, match=r"set_python_executable\(\) names /other/python.*flinkish run -D"):
         env.set_python_executable("/other/python")
 
 

@@ -307,8 +307,8 @@ def test_a_record_of_any_form_goes_as_what_a_function_emits(tmp_path, record) ->
         ((1, 2), "it yielded a wrong value: field 'text' of type string cannot hold 2"),
         (("one", "x"), "it yielded a wrong value: field 'n' of type int64 cannot hold 'one'"),
         ((1 << 63, "x"), "it yielded a wrong value: field 'n' of type int64 cannot hold 9223372036854775808"),
-        ((1,), "it yielded 1 fields, declared are 2: n, text"),
-        ({"n": 1, "m": 2}, "it yielded the field 'm', declared are n, text"),
+        ((1,), "it yielded 1 fields, but 2 are declared: n, text"),
+        ({"n": 1, "m": 2}, "it yielded the field 'm', but the declared fields are n, text"),
         (pa.record_batch({"n": [1]}), "text"),
         (pa.record_batch({"n": ["one"], "text": ["x"]}), "one"),
     ],
@@ -360,21 +360,29 @@ POINT = pa.struct([("x", pa.int32()), ("y", pa.string()), ("more", pa.int64())])
 @pytest.mark.parametrize(
     ("declared", "column", "says"),
     [
-        ("LONG", pa.array(["12"]), "is string, declared is int64"),
-        ("STRING", pa.array([12]), "is int64, declared is string"),
+        ("LONG", pa.array(["12"]), "is string, but the declared type is int64"),
+        ("STRING", pa.array([12]), "is int64, but the declared type is string"),
         # It would be microseconds, and is most often milliseconds.
-        ("TIMESTAMP", pa.array([1_767_225_600_000]), "is int64, declared is timestamp"),
-        ("DATE", pa.array([12], pa.int32()), "is int32, declared is date32"),
-        ("BOOLEAN", pa.array([2]), "is int64, declared is bool"),
-        ("LONG", pa.array([True]), "is bool, declared is int64"),
-        ("DATE", pa.array([datetime.datetime(2026, 1, 1, 12)]), "is timestamp.*, declared is date32"),
-        ("ARRAY<LONG>", pa.array([["12"]]), "is list<.*string>, declared is list<.*int64>"),
+        ("TIMESTAMP", pa.array([1_767_225_600_000]), "is int64, but the declared type is timestamp"),
+        ("DATE", pa.array([12], pa.int32()), "is int32, but the declared type is date32"),
+        ("BOOLEAN", pa.array([2]), "is int64, but the declared type is bool"),
+        ("LONG", pa.array([True]), "is bool, but the declared type is int64"),
+        (
+            "DATE",
+            pa.array([datetime.datetime(2026, 1, 1, 12)]),
+            "is timestamp.*, but the declared type is date32",
+        ),
+        ("ARRAY<LONG>", pa.array([["12"]]), "is list<.*string>, but the declared type is list<.*int64>"),
         (
             "MAP<STRING, LONG>",
             pa.array([[("a", "1")]], pa.map_(pa.string(), pa.string())),
-            "is map.*, declared is map",
+            "is map.*, but the declared type is map",
         ),
-        ("STRUCT<x: LONG, y: LONG>", pa.array([(1, "2", 3)], POINT), "is struct.*, declared is struct"),
+        (
+            "STRUCT<x: LONG, y: LONG>",
+            pa.array([(1, "2", 3)], POINT),
+            "is struct.*, but the declared type is struct",
+        ),
         ("FLOAT", pa.array([1e300]), "does not fit float: it is beyond what a FLOAT can be"),
         ("INT", pa.array([1 << 40]), "does not fit int32: Integer value"),
     ],
@@ -751,7 +759,7 @@ def test_a_value_that_does_not_fit_is_named(value) -> None:
         (Decimal("12345.67"), "a DECIMAL(5, 2)", "12345.67"),
         (Decimal("1.234"), "a DECIMAL(5, 2)", "1.234"),
         ("\ud800", "a STRING", "surrogates"),
-        (Row(a=1, b=2, c=3), "a LONG, b LONG", "The field 'c', declared are a, b"),
+        (Row(a=1, b=2, c=3), "a LONG, b LONG", "The field 'c', but the declared fields are a, b"),
         ({"a": 1, "b": 2, "c": 3}, "a LONG, b LONG", "there is no field 'c'"),
         (({"x": 1, "z": 2},), "a STRUCT<x: LONG>", "z"),
     ],
@@ -767,7 +775,7 @@ def test_a_collection_takes_records_with_names() -> None:
     source = CollectionSource(records, "n LONG, text STRING")
     assert source.values == ((1, "x"), (2, "y"), (3, None), (4, "z"), (5, "v"))
     assert CollectionSource([PairOfFields("x", 1)], PairOfFields).values == (("x", 1),)
-    with pytest.raises(SchemaError, match=r"record 0 .* The field 'text', declared are n"):
+    with pytest.raises(SchemaError, match=r"record 0 .* The field 'text', but the declared fields are n"):
         CollectionSource([Pair("x", 1)], "n LONG")
 
 

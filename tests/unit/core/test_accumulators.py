@@ -61,7 +61,7 @@ def test_mistakes_are_named(context: Any) -> None:
     with pytest.raises(KeyError):
         context.get_accumulator("other")
     for name in ("", "a\nb", 5, "x" * 201):
-        with pytest.raises(ValueError, match="a name has 1 to 200 letters"):
+        with pytest.raises(ValueError, match="a name has 1 to 200 characters"):
             context.add_accumulator(name, LongCounter())
 
     class Own(Accumulator):

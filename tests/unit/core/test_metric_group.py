@@ -88,7 +88,7 @@ def test_mistakes_are_named() -> None:
     for name in ("", " ", "a\nb", 5, "x" * 201):
         with pytest.raises(ValueError, match="'f'"):
             group.counter(name)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="more than 200 letters"):
+    with pytest.raises(ValueError, match="more than 200 characters"):
         group.add_group("x" * 150).counter("y" * 60)
     with pytest.raises(TypeError, match="nothing that can be called"):
         group.gauge("g", 5)  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a tuple of the wrong length": (
         lambda: run(mapped(lambda order: (order.user,)), ("ann", 1)),
-        f"{OF_OURS}UserFunctionError: operator 'double': the function emitted 1 fields, declared are 2: "
+        f"{OF_OURS}UserFunctionError: operator 'double': the function emitted 1 fields, but 2 are declared: "
         "user, "
         "amount. To do: correct the function or the record; the job goes on from the last checkpoint.",
     ),

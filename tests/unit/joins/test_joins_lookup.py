@@ -236,8 +236,8 @@ def test_rows_that_are_declared_as_a_struct_have_its_fields() -> None:
     ("row", "why"),
     [
         ("ab", "a str; a row is a tuple"),
-        (("ann",), "1 fields, declared are 2: name, age"),
-        ({"name": "ann", "years": 1}, "the field 'years', declared are name, age"),
+        (("ann",), "1 fields, but 2 are declared: name, age"),
+        ({"name": "ann", "years": 1}, "the field 'years', but the declared fields are name, age"),
     ],
 )
 def test_a_row_that_is_none_names_operator_table_and_key(row, why) -> None:

@@ -272,7 +272,7 @@ def test_in_a_task_files_lie_below_spark_s(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(SparkFiles, "_is_running_on_worker", True)
     monkeypatch.setattr(SparkFiles, "_root_directory", ".")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"is not at .*nobody may clean up there"):
+    with pytest.raises(FileNotFoundError, match=r"is not at .*do not delete files there"):
         find_cached_files("part").get_file("word")
     (tmp_path / "flinkish-1").mkdir()
     (tmp_path / "flinkish-1" / "word.txt").touch()

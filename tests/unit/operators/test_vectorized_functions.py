@@ -208,7 +208,10 @@ def test_rows_on_both_sides_of_the_watermark_are_worked_on_apart() -> None:
     ("emitted", "says"),
     [
         (lambda batch, ctx: [("ann", 1)], "emitted a tuple; emit batches: pyarrow.RecordBatch or pandas"),
-        (lambda batch, ctx: [batch.select(["user"])], "emitted the columns user, declared are user, amount"),
+        (
+            lambda batch, ctx: [batch.select(["user"])],
+            "emitted the columns user, but the declared columns are user, amount",
+        ),
         (
             lambda batch, ctx: ctx.output(REFUSED, batch.select(["user"])),
             "to the side output 'refused': emitted the columns user",
@@ -343,7 +346,7 @@ def putting(kind, columns, *where):
         (
             "DECIMAL(10,2)",
             [np.array([1, 1.239])],
-            "the value of key 'ann': the column has the type double, decl",
+            "the value of key 'ann': the column has the type double, but",
         ),
         (
             "DOUBLE",
@@ -366,7 +369,7 @@ def putting(kind, columns, *where):
         (
             "STRING",
             [pd.Series([True, False])],
-            "the value of key 'ann': the column has the type bool, declared is string: True",
+            "the value of key 'ann': the column has the type bool, but the declared type is string: True",
         ),
         ("LONG", [np.array([1, 2, 3])], "the value: 3 values for 2 of the keys"),
         ("LONG", [5], "the value: int: "),
@@ -374,7 +377,7 @@ def putting(kind, columns, *where):
         ("LONG", np.array([1]), "it is a list of 1 columns; ndarray came"),
     ],
 )
-def test_columns_that_a_state_cbenot_have_are_refused_by_name(kind, columns, says) -> None:
+def test_columns_that_a_state_cannot_have_are_refused_by_name(kind, columns, says) -> None:
     run = putting(kind, columns)
     with pytest.raises(StateValueError, match=f"state 'kept' got a wrong value: {says}"):
         run.push_all([(("ann", 1), None), (("ben", 1), None)])

@@ -219,7 +219,11 @@ def test_a_key_selector_has_no_state() -> None:
         (lambda r: 1 // r.amount, "LONG", "ZeroDivisionError"),
         (lambda r: "x" if r.amount == 0 else 1, "LONG", "field 'key' of type int64 cannot hold 'x'"),
         (lambda r: 0.5 if r.amount == 0 else 1, "LONG", "it is a float"),
-        (lambda r: (1,) if r.amount == 0 else (1, 2), "a LONG, b LONG", "emitted 1 fields, declared are 2"),
+        (
+            lambda r: (1,) if r.amount == 0 else (1, 2),
+            "a LONG, b LONG",
+            "emitted 1 fields, but 2 are declared",
+        ),
         (lambda r: None if r.amount == 0 else (1, 2), "a LONG, b LONG", "emitted a NoneType"),
     ],
 )

@@ -361,7 +361,7 @@ def test_a_row_that_does_not_fit_is_named_where_it_is_stored_as_ever() -> None:
             self.state.update(self.row)
             self.state.value()
 
-    for row, says in (((1,), "1 fields, declared are 2"), ({"totals": 1, "n": 2}, "the field 'totals'")):
+    for row, says in (((1,), "1 fields, but 2 are declared"), ({"totals": 1, "n": 2}, "the field 'totals'")):
         harness = OperatorHarness(Wrong(row), key=lambda value: "ann", key_type="STRING")
         with pytest.raises(Exception, match=f"state 'state' got a wrong value: of key 'ann': .*{says}"):
             harness.push(1)

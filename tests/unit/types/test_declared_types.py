@@ -210,7 +210,7 @@ def test_what_rows_cannot_have_is_refused_where_an_output_is_declared(kind: str)
 
 def test_not_null_is_refused_where_it_would_not_be_true() -> None:
     for text in ("a LONG NOT NULL, b INT", "STRUCT<a: LONG NOT NULL>", "ARRAY<STRUCT<a: LONG NOT NULL>>"):
-        with pytest.raises(SchemaError, match="'a' is NOT NULL, and a field that is declared later"):
+        with pytest.raises(SchemaError, match="'a' is NOT NULL, but a field that is declared later"):
             ValueStateDescriptor("s", text)
         with pytest.raises(ConfigError, match="'a' is NOT NULL, which counts in what a function emits"):
             check_element_ddl("left", text)

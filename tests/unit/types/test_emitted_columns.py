@@ -104,14 +104,20 @@ def test_a_frame_says_event_times_and_goes_to_side_outputs() -> None:
         (lambda f: f.assign(amount=f.amount.astype(object) + 0.5), "cannot hold 1.5: it is a float"),
         (
             lambda f: f.assign(amount=f.amount > 0),
-            r"'amount' has the type bool, declared is int64: True \(row 0 of the batch, key 'ann'\)",
+            r"'amount' has the type bool, but the declared type is int64: True \(row 0 of the batch, k",
         ),
         (
             lambda f: f.assign(user=1),
-            r"'user' has the type int64, declared is string: 1 \(row 0 of the batch, k",
+            r"'user' has the type int64, but the declared type is string: 1 \(row 0 of the batch, k",
         ),
-        (lambda f: f.assign(more=1), "emitted the columns user, amount, more, declared are user, amount"),
-        (lambda f: f.rename(columns={"amount": 0}), "emitted the columns user, 0, declared are"),
+        (
+            lambda f: f.assign(more=1),
+            "emitted the columns user, amount, more, but the declared columns are user, amount",
+        ),
+        (
+            lambda f: f.rename(columns={"amount": 0}),
+            "emitted the columns user, 0, but the declared columns are",
+        ),
         (lambda f: f.groupby("user").sum(), "'user' in its index; call reset_index"),
         (lambda f: pd.concat([f, f], axis=1), "the column 'amount' twice"),
     ],

@@ -61,7 +61,9 @@ def test_a_field_that_is_left_out_is_null() -> None:
 
 @pytest.mark.parametrize("row", [{"usr": 1}, Row(usr=1), namedtuple("R", ["usr"])(1), Point(1, 2)])
 def test_a_field_that_nobody_declared_is_an_error_with_its_name(row: Any) -> None:
-    with pytest.raises(OutputError, match=r"emitted the field '(usr|y)', declared are user, total") as failed:
+    with pytest.raises(
+        OutputError, match=r"emitted the field '(usr|y)', but the declared fields are user, total"
+    ) as failed:
         RowWriter.of(REQUIRED).write([("ann", 1), row])
     assert failed.value.row == 1
 

@@ -264,7 +264,7 @@ def test_a_row_with_other_fields_is_refused_by_name():
             yield key, 1
 
     run = sessions(ProcessWindow(Short()), trigger=CountTrigger(1))
-    with pytest.raises(ElementError, match="emitted 2 fields, declared are 4: k, start, end, n"):
+    with pytest.raises(ElementError, match="emitted 2 fields, but 4 are declared: k, start, end, n"):
         run.push((1, 0))
 
 

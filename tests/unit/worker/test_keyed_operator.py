@@ -329,7 +329,7 @@ def test_a_vectorised_function_gets_columns_and_keeps_state():
     ]
     assert run(operator(Totals()), [frame([("a", 10)])], state) == [("a", 13, None)]
     with pytest.raises(
-        OperatorError, match="emitted the columns user, sum, orders, declared are user, total"
+        OperatorError, match="emitted the columns user, sum, orders, but the declared columns are user, total"
     ):
         run(operator(Totals(("user", "sum", "orders"))), [frame(rows)], State())
 
@@ -382,8 +382,8 @@ def test_what_pandas_makes_of_time_deltas_is_cast():
 @pytest.mark.parametrize(
     "column,output,says",
     [
-        (pa.array(["12"]), "found LONG", "field 'found' has the type string, declared is int64"),
-        (pa.array([12]), "found STRING", "field 'found' has the type int64, declared is string"),
+        (pa.array(["12"]), "found LONG", "field 'found' has the type string, but the declared type is int64"),
+        (pa.array([12]), "found STRING", "field 'found' has the type int64, but the declared type is string"),
         (pa.array([True]), "found LONG", "field 'found' has the type bool"),
         (pa.array([1.5]), "found LONG", "field 'found' of 1.5: Float value 1.5"),
         (pa.array([1 << 40]), "found INT", "field 'found' of 1099511627776: Integer value 1099511627776"),
@@ -422,7 +422,7 @@ class Emits(KeyedProcessFunction):
     [
         (("a", "many", 1), "field 'total' of type int64 cannot hold 'many'"),
         (("a", 1.5, 1), "field 'total'"),
-        (("a", 1), "emitted 2 fields, declared are 3"),
+        (("a", 1), "emitted 2 fields, but 3 are declared"),
         ({"user": "a", "sum": 1}, "emitted the field 'sum'"),
         ("abc", "emitted a str"),
     ],

@@ -421,7 +421,7 @@ def check_dead_letter_topics(found: Mapping[str, TopicInfo], topics: Sequence[st
         if topic in found and found[topic].is_compacted:
             raise ConfigError(
                 f"the dead-letter topic '{topic}' of {of} is compacted",
-                why="of several letters of one key it keeps the last, and it takes none without a key",
+                why="it keeps only the last dead letter of each key, and refuses a dead letter without a key",
                 what_to_do="use a topic with cleanup.policy=delete",
                 topic=topic,
             )

@@ -143,7 +143,7 @@ def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
         raise make_option_error(
             name,
             _describe_error(unreadable, location),
-            "give a private key, its certificate behind it, in PEM, and the key's password, if it has one, "
+            "give a private key in PEM, followed by its certificate, and the key's password, if it has one, "
             "as ssl.key.password",
         ) from None
 

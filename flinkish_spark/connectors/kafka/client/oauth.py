@@ -67,7 +67,7 @@ def take_token_source(
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
         raise make_option_error(
             _HANDLER_OPTION,
-            "without one Java's client makes unsecured tokens, which are for nobody but developers"
+            "without a handler, Java's client makes unsecured tokens, which are for development only"
             if not handler
             else "Python cannot run a handler of your own",
             f"set it to {_HANDLER}",

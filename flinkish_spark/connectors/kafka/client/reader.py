@@ -237,7 +237,7 @@ class RangeFetches:
             return why
         if self._settings.fail_on_data_loss:
             raise InputLostError(
-                f"Input is gone: missing are the offsets {start} to {end - 1} of "
+                f"Input is gone: Kafka no longer has the offsets {start} to {end - 1} of "
                 f"topic {self._wanted.topic!r} partition {self._wanted.partition}",
                 why=f"{why}: retention removed records, or the topic was truncated or created again",
                 what_to_do="raise retention.ms, or set failOnDataLoss to false to go on without them",

@@ -210,7 +210,7 @@ class TopicWatch:
     def _report(self, losses: tuple[str, ...]) -> None:
         if losses and self._fails_on_loss:
             raise InputLostError(
-                f"input is gone: missing are the offsets {'; '.join(losses)}",
+                f"input is gone: Kafka no longer has the offsets {'; '.join(losses)}",
                 why="Kafka's retention removed records that the query had not read, or a topic was "
                 "deleted or created again",
                 what_to_do="restore the topic, or set failOnDataLoss to false to go on without them",

@@ -542,17 +542,17 @@ def _check_writers(
             raise ConfigError(
                 f"the topic '{place[0]}' has barrier records of two jobs, {job} and {mark.job}",
                 why="a source can follow the checkpoints of one upstream job only",
-                what_to_do="name the one to follow: UpstreamJob(job=...) with the uuid of its job.json; "
-                "if the upstream job was replaced, that is the new one's",
+                what_to_do="name one of them: UpstreamJob(job=...) with the uuid in its job.json; "
+                "if the upstream job was replaced, name the new job",
                 topic=place[0],
             )
         if mark.checkpoint == passed:
             raise ConfigError(
-                f"the topic '{place[0]}' has two barrier records of checkpoint {passed}, "
-                f"the second one by the sink '{mark.sink}'",
-                why="records of the checkpoint may follow the first one",
-                what_to_do="let only the last of the upstream job's sinks that write the topic have "
-                "barriers=BarrierRecords.EACH_CHECKPOINT",
+                f"the topic '{place[0]}' has two barrier records of checkpoint {passed}; "
+                f"the sink '{mark.sink}' wrote the second one",
+                why="records of the checkpoint may follow the first barrier record",
+                what_to_do="find the sinks of the upstream job that write this topic, and give "
+                "barriers=BarrierRecords.EACH_CHECKPOINT only to the last one",
                 topic=place[0],
             )
         job, passed = mark.job, mark.checkpoint

@@ -58,35 +58,35 @@ HOUR_MS = 3_600_000
         ({"options": {"compression": 5}}, "Options are strings"),
         (
             {"options": {"compresion": "zstd"}},
-            "'compresion' is none of a file sink with parquet.*compression",
+            "a file sink with parquet does not take the option 'compresion'.*compression",
         ),
-        ({"options": {"parquet.block.size": "1", "header": "true"}}, "'header' is none of a file sink"),
-        ({"format": FileFormat.JSON, "options": {"pretty": "true"}}, "'pretty' is none of a file sink"),
+        ({"options": {"parquet.block.size": "1", "header": "true"}}, "does not take the option 'header'"),
+        ({"format": FileFormat.JSON, "options": {"pretty": "true"}}, "does not take the option 'pretty'"),
         (
             {"format": FileFormat.CSV, "options": {"Encoding": "ISO-8859-1"}},
-            "would be in ISO-8859-1. A text that it does not have would become a question mark",
+            "would be in ISO-8859-1. A character that this encoding lacks would become a question mark",
         ),
         ({"format": FileFormat.JSON, "options": {"charset": "US-ASCII"}}, "files would be in US-ASCII"),
         ({"format": FileFormat.CSV, "options": {"codec": "zstd"}}, "cannot be written with the codec 'zstd'"),
         *(
             (
                 {"format": kind, "options": {name: "x"}},
-                f"'{name}' is none of a file sink with .*change the text of values",
+                f"does not take the option '{name}'.*change the text of values",
             )
             for kind in (FileFormat.JSON, FileFormat.CSV)
             for name in ("dateFormat", "timestampFormat", "timestampNTZFormat", "timeZone", "locale")
         ),
-        ({"options": {"dateFormat": "x"}}, "'dateFormat' is none of a file sink with parquet"),
+        ({"options": {"dateFormat": "x"}}, "a file sink with parquet does not take the option 'dateFormat'"),
         *(
             (
                 {"format": FileFormat.CSV, "options": {name: "true"}},
-                f"'{name}' is none of a file sink with csv",
+                f"a file sink with csv does not take the option '{name}'",
             )
             for name in ("escape", "emptyValue", "ignoreLeadingWhiteSpace", "multiLine")
         ),
         ({"format": FileFormat.CSV, "options": {"header": "yes"}}, "'header' is 'yes'"),
         *(
-            ({"format": FileFormat.CSV, "options": one}, f"'{[*one][-1]}' is .*have to be told apart")
+            ({"format": FileFormat.CSV, "options": one}, f"'{[*one][-1]}' is .*must be able to distinguish")
             for one in (
                 *({"sep": text} for text in ("", "\\t", '"', "a\n")),
                 *({"quote": text} for text in ("", "''", "\\", "\n", "\0", "\x1f", " ", "😀")),
@@ -98,7 +98,7 @@ HOUR_MS = 3_600_000
         *(
             (
                 {"format": FileFormat.CSV, "options": {"lineSep": text}},
-                f"lines of csv files would end with '{text}'. .*take one letter or two",
+                f"lines of csv files would end with '{text}'. .*take one or two characters",
             )
             for text in ("<->", "😀;")
         ),
@@ -112,7 +112,10 @@ HOUR_MS = 3_600_000
         ({"options": {"parquet.compression": "lzo"}}, "codec 'lzo', which an option names.*lz4_raw"),
         ({"options": {"parquet.block.size": "0"}}, "'parquet.block.size' cannot be '0'"),
         ({"options": {"parquet.enable.dictionary": "1"}}, "'parquet.enable.dictionary' cannot be '1'"),
-        ({"options": {"parquet.bloom.filter.enabled": "true"}}, "is none of a file sink with parquet"),
+        (
+            {"options": {"parquet.bloom.filter.enabled": "true"}},
+            "does not take the option .parquet.bloom.filter.enabled",
+        ),
         ({"bucket_by": "country"}, "must be a BucketAssigner"),
         ({"bucket_by": [ColumnBuckets("a"), ExpressionBuckets("A", "1")]}, "two levels.*'a'"),
         ({"bucket_by": ColumnBuckets("_hidden")}, "cannot be called '_hidden'"),
@@ -448,13 +451,13 @@ def test_a_watermark_that_cannot_be_asked_is_refused_where_it_is_said() -> None:
 def test_partition_times_that_name_no_folder_are_refused() -> None:
     by_country = (ColumnBuckets("country"),)
     for pattern in ("{country.x} 00:00", "{country[0]} 00:00"):
-        with pytest.raises(ConfigError, match="cannot be told from its folders"):
+        with pytest.raises(ConfigError, match="cannot read the time of a partition"):
             PartitionTime(pattern).check(by_country, "out")
     for trigger in (PartitionTime("{dt} 00:00"), PartitionTime("2026-01-01"), PartitionTime()):
-        with pytest.raises(ConfigError, match="cannot be told from its folders"):
+        with pytest.raises(ConfigError, match="cannot read the time of a partition"):
             trigger.check(by_country, "out")
     PartitionTime().check((DateTimeBuckets(),), "out")
-    with pytest.raises(ConfigError, match="Their patterns have no year"):
+    with pytest.raises(ConfigError, match="The patterns of DateTimeBuckets have no year"):
         PartitionTime().check((DateTimeBuckets("MM-dd"),), "out")
 
 

@@ -91,8 +91,8 @@ def test_every_partition_has_a_beginning(start, wanted) -> None:
     [
         (StartAtOffsets({"in": {0: 1}}), BROKERS, "names the offset 1 of in-0, which holds 2 to 9"),
         (StartAtOffsets({"in": {1: 4}}), BROKERS, "names the offset 4 of in-1, which holds 0 to 3"),
-        (StartAtOffsets({"in": {2: 0}}), BROKERS, "begins at an offset of in-2, which it does not read"),
-        (StartAtOffsets({"out": {0: 0}}), BROKERS, "begins at an offset of out-0"),
+        (StartAtOffsets({"in": {2: 0}}), BROKERS, "names the partition in-2, which the source does not read"),
+        (StartAtOffsets({"out": {0: 0}}), BROKERS, "names the partition out-0"),
         (
             StartAtCommittedOffsets("old"),
             Brokers((7, 9), (0, 3), old={0: 4}),

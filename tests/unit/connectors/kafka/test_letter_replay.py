@@ -112,5 +112,5 @@ def test_what_is_left_between_two_that_went_back_is_one_piece(monkeypatch: pytes
 def test_a_group_that_is_ahead_of_its_topic_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     broker.records, broker.end, broker.done = {0: "a"}, 1, 7
-    with pytest.raises(EnvironmentFault, match="up to offset 7, and they end at 1"):
+    with pytest.raises(EnvironmentFault, match="up to offset 7, and the partition ends at 1"):
         replay(broker, "", monkeypatch)
