@@ -186,14 +186,20 @@ class HybridSource(SplitSource):
         return facts
 
     def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Mapping[str, Offset]:
-        """Return the ends of all parts, also of those that have not begun."""
+        """Return the ends of the parts that can be read now: a part begins when the one before has ended."""
         scans = [] if position is None else find_scan_positions(position, uid)
         found: dict[str, Offset] = {}
         for index in range(len(self._parts)):
             own = LoggedOffsets(tuple(self._position_of(index, scan).to_json() for scan in scans))
             ends = self._part(index).newest(job_dir, _part_uid(uid, index), own)
             found |= {f"{index}:{name}": end for name, end in ends.items()}
+            if not self._part(index).is_at_end(SplitPosition(_part_uid(uid, index), ends)):
+                break
         return found
+
+    @property
+    def has_ends(self) -> bool:
+        return all(part.has_ends for part in self._parts)
 
     def fingerprint(self) -> Mapping[str, Any]:
         """Return the kinds of the parts; each part's fingerprint is compared on its own."""

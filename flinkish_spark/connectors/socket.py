@@ -443,9 +443,10 @@ class SocketTextSource(SplitSource):
             raise self._connection.failure
         return end
 
-    def available(self, split: str, start: int) -> int:
-        """Return how far the log goes; the connection belongs to the process that reads."""
-        return SocketLogReader(self.job_folder).advance(start, None)
+    @property
+    def has_ends(self) -> bool:
+        """Return False: nobody can tell what the peer is about to send."""
+        return False
 
     def _connect(self) -> None:
         """Start receiving, unless this or another process does already."""

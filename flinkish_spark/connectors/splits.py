@@ -439,12 +439,12 @@ class SplitSource(Source):
         scans = find_scan_positions(position, self._fs_uid)
         return frozenset(number for scan in scans for number in scan.open_numbers())
 
-    def available(self, split: str, start: Offset) -> Offset:
+    def available(self, split: str, start: Offset | None) -> Offset:
         """Return where `split` ends now, however little a micro-batch may take.
 
         Called in the user's process before a query starts that ends when the job has caught up.
         """
-        return self.latest(split, start, None)
+        return self.latest(split, self.first(split) if start is None else start, None)
 
     def newest(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> Mapping[str, Offset]:
         source = copy.copy(self)
@@ -452,12 +452,15 @@ class SplitSource(Source):
         known = scans[0] if scans else SplitPosition(uid, {})
         mend = "correct splits(), first() or latest()"
         with _failures_on_the_driver(uid, "was asked where its input ends", mend, is_counted=True):
-            names = check_splits(uid, source.splits_from(known))
-            starts = {
-                name: known.offsets[name] if name in known.offsets else source.first(name) for name in names
-            }
-            found = {name: source.available(name, start) for name, start in starts.items()}
-            source.close()
+            try:
+                names = check_splits(uid, source.splits_from(known))
+                begun = {name: at for name, at in known.offsets.items() if name in known.done}
+                found = {
+                    name: begun[name] if name in begun else source.available(name, known.offsets.get(name))
+                    for name in names
+                }
+            finally:
+                source.close()
         for name, end in found.items():
             if not is_number(end):
                 raise ConfigError(

@@ -121,6 +121,11 @@ class Source(ABC):
         """
         raise NotImplementedError
 
+    @property
+    def has_ends(self) -> bool:
+        """Return whether :meth:`newest` can say where the input ends."""
+        return type(self).newest is not Source.newest
+
     def has_reached(self, end: Any, position: LoggedOffsets) -> bool:
         """Return whether `position` lies at or behind an end that :meth:`newest` returned."""
         raise NotImplementedError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flinkish_spark.contracts.source import Source, SourceNode
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.inputs import Inputs
@@ -42,7 +42,7 @@ class CaughtUp:
 def check_can_catch_up(sources: Sequence[SourceNode], aligned: Sequence[str]) -> None:
     """Refuse sources that have no end at a start, and those of `aligned`, which others hold back."""
     for node in sources:
-        why = "nobody can ask Spark's own reader where its input ends" if _has_no_ends(node.source) else ""
+        why = "" if node.source.has_ends else "nobody can tell where its input ends now"
         if getattr(node.source, "aligned_with", None) is not None:
             why = "its checkpoints wait for those of the upstream job, which may not run"
         if node.uid in aligned:
@@ -57,17 +57,22 @@ def check_can_catch_up(sources: Sequence[SourceNode], aligned: Sequence[str]) ->
             )
 
 
-def _has_no_ends(source: Source) -> bool:
-    return type(source).newest is Source.newest
-
-
 class CatchUp:
     """Where the sources of one `execute` end, and whether they were read up to there."""
 
-    def __init__(self) -> None:
+    def __init__(self, operators: int = 0) -> None:
         self._ends: dict[str, Any] = {}
+        self._operators = operators
         #: Whether all was read; decided anew at each start of the query.
         self.is_reached = False
+        #: Micro-batches since then.
+        self._more = 0
+
+    @property
+    def has_waited(self) -> bool:
+        """Return whether timers that were due at the end of the input have had their micro-batches."""
+        # A watermark passes one operator a micro-batch. An input that goes on makes timers due for ever.
+        return self._more > self._operators
 
     def fix_ends(self, inputs: Inputs) -> bool:
         """Ask each source where its input ends, once; return whether all have answered."""
@@ -79,11 +84,14 @@ class CatchUp:
 
         has_answers = inputs.ask(ask)
         self.is_reached = has_answers and position is not None and self._is_reached(inputs.sources, position)
+        self._more = 0
         return has_answers
 
     def look(self, sources: Sequence[SourceNode], position: LoggedOffsets) -> None:
         """Note how far a staged micro-batch has read."""
-        if not self.is_reached and self._is_reached(sources, position):
+        if self.is_reached:
+            self._more += 1
+        elif self._is_reached(sources, position):
             LOG.info("all input of the start has been read; the job takes its last checkpoint")
             self.is_reached = True
 

@@ -311,7 +311,7 @@ class LastCheckpoint:
     def look(self) -> None:
         """Trigger it when possible; called ten times a second, and after each staged micro-batch."""
         # What has caught up fires first what its watermark has passed.
-        is_caught_up = self._is_caught_up and not self._time.is_due_at_once
+        is_caught_up = self._is_caught_up and (not self._time.is_due_at_once or self._has_waited)
         if not (self._control.stop_wanted.is_set() or is_caught_up or self._time.can_end):
             return
         with self._lock:
@@ -323,6 +323,10 @@ class LastCheckpoint:
     @property
     def _is_caught_up(self) -> bool:
         return self._catch_up is not None and self._catch_up.is_reached
+
+    @property
+    def _has_waited(self) -> bool:
+        return self._catch_up is not None and self._catch_up.has_waited
 
     @property
     def is_confirmed(self) -> bool:
@@ -371,7 +375,7 @@ class Supervisor:
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
-        self._catch_up = None if settings.until is None else CatchUp()
+        self._catch_up = None if settings.until is None else CatchUp(len(engine.operators))
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
         self._outside = RequestWatcher(
             job_dir,
@@ -788,7 +792,7 @@ class Supervisor:
             self.states.run_tasks()
             self.progress.batches += 1
             coordinator.on_staged(staged, sync_ms)
-            if self._catch_up is not None and not self._catch_up.is_reached:
+            if self._catch_up is not None:
                 self._catch_up.look(owned.inputs.sources, owned.inputs.read_by(staged.batch))
             last.look()
 

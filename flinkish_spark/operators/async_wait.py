@@ -244,7 +244,7 @@ class AsyncWait:
         return [(one.at, found) for one, found in zip(call, rows, strict=True)]
 
     async def _call_with_timeout(self, call: Sequence[AsyncElement]) -> Any:
-        """Return the result of the calls, or of the function's `timeout` or `failed` method."""
+        """Return the result of the calls, or of the function's `timeout` or `on_error` method."""
         error: Exception | None = None
         try:
             async with asyncio.timeout(self._spec.timeout_ms / 1_000) as limit:

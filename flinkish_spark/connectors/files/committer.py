@@ -577,7 +577,6 @@ def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:
         return act()
     except FilesMissingError as gone:
         return CommitAnswer(Outcome.LOST, str(gone))
-
     except FileNotFoundError as error:
         return CommitAnswer(Outcome.RETRY, f"a folder changed meanwhile: {error}")
     except (OSError, PySparkException) as error:

@@ -511,7 +511,7 @@ class FileSource(SplitSource):
             end += 1
         return end
 
-    def available(self, split: str, start: int) -> int:
+    def available(self, split: str, start: int | None) -> int:
         """Return how many files a part has now."""
         return self._count(len(self._files()), split)
 

@@ -242,6 +242,10 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         end = end if last is None else max(start, min(end, last))
         return end if limit is None else min(end, start + limit)
 
+    def available(self, split: str, start: int | None) -> int:
+        # Where it begins is asked for when it begins to be read.
+        return self.latest(split, 0 if start is None else start, None)
+
     def end(self, split: str) -> int | None:
         return None if self._ends is None else self._ends[split]
 

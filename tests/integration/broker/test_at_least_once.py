@@ -48,7 +48,7 @@ def uneven_branches(monkeypatch):
     """The next job that starts registers the source as it should be."""
     monkeypatch.setattr(kafka_source, "register", register_late)
     # As if each chain had a position of its own in a savepoint.
-    monkeypatch.setattr(Beginning, "label_of_input", lambda self, chain, name: chain.name)
+    monkeypatch.setattr(Beginning, "find_input_label", lambda self, chain, name: chain.name)
 
 
 def job(spark, broker, job_dir, topics, mode, **config):

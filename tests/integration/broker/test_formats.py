@@ -314,7 +314,7 @@ BAD = {
         {
             b"b": "the line has 1 values, and there are 2 fields",
             b"c,x": "the field 'n' is no int: 'x'",
-            b"d,99999999999": "a value is none of its field's type",
+            b"d,99999999999": "a value does not fit its column's type",
         },
     ),
     "avro": (Avro(V1), [b"\2a"], {b"\4a": "the bytes end within", b"\2ax": "1 bytes follow"}),

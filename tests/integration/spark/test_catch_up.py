@@ -132,6 +132,21 @@ def test_an_input_that_never_pauses_is_read_up_to_where_it_ended(spark, job_dir,
     assert len(found) >= 100
 
 
+def test_an_input_that_never_pauses_and_makes_timers_due_with_each_micro_batch(
+    spark, job_dir, tmp_path
+) -> None:
+    sink = MemorySink(str(tmp_path / "rows"))
+    env = environment(spark, job_dir)
+    times = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("n")
+    numbers = env.from_source(Endless().limit_rate(RateLimit(records_per_batch=50)), times, uid="numbers")
+    windows = numbers.key_by(lambda row: 0, key="INT").window(TumblingEventTimeWindows(10))
+    windows.reduce(lambda a, b: (b.n,), uid="last").sink_to(sink, uid="out")
+    run(env)
+    last = sorted(row.n for row in sink.rows())
+    assert last == list(range(9, 10 * len(last), 10))
+    assert len(last) >= 9
+
+
 def test_limits_of_a_micro_batch_do_not_end_a_run(spark, job_dir, tmp_path) -> None:
     """Files and a collection behind each other, a file in each micro-batch: everything is read in one run."""
     folder, sink = tmp_path / "in", MemorySink(str(tmp_path / "rows"))

@@ -170,7 +170,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
 
     assert isinstance(refused(RestoreSettings(str(tmp_path / "nowhere"))), SavepointNotFoundError)
     error = refused(RestoreSettings(str(savepoint)))
-    assert isinstance(error, SavepointMisfit) and "cannot be told where to begin" in str(error)
+    assert isinstance(error, SavepointMisfit) and "cannot start at a given position" in str(error)
     error = refused(RestoreSettings(str(savepoint), unpositioned=TRUST), max_parallelism=64)
     assert "stored are 128, the job has 64" in str(error)
     env = environment(spark, tmp_path / "new")

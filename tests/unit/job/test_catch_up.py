@@ -15,7 +15,7 @@ from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.catch_up import CatchUp, check_can_catch_up
 from flinkish_spark.job.inputs import Inputs
-from flinkish_spark.sources import CollectionSource, EndAtOffsets, HybridSource, SplitSource
+from flinkish_spark.sources import CollectionSource, EndAtOffsets, HybridSource, SocketTextSource, SplitSource
 
 NO_DIR: Any = None
 
@@ -69,6 +69,30 @@ def test_all_parts_of_a_hybrid_source_have_ends_from_the_start() -> None:
     of = partial(at, "both")
     assert not whole.has_reached(end, of(**{"0:all": 2}))
     assert whole.has_reached(end, of(**{"0:all": 2, "1:a": 3}))
+
+
+class Ending(Numbers):
+    """Ends at ten, wherever it is now."""
+
+    is_bounded = True
+
+    def end(self, split):
+        return 10
+
+
+def test_a_part_that_waits_for_its_end_holds_back_the_next() -> None:
+    """So the run does not wait for a part that cannot begin."""
+    whole = HybridSource(Ending(a=3), Numbers(b=5)).bind("both")
+    assert whole.newest(NO_DIR, "both", None) == {"0:a": 3}
+    whole = HybridSource(Ending(a=10), Numbers(b=5)).bind("both")
+    assert whole.newest(NO_DIR, "both", None) == {"0:a": 10, "1:b": 5}
+
+
+def test_a_split_that_is_done_is_not_asked_again() -> None:
+    source = Numbers(a=3, gone=0).bind("numbers")
+    source.latest = lambda split, start, limit: 3 if split == "a" else 1 / 0  # type: ignore[method-assign]
+    read = LoggedOffsets((SplitPosition("numbers", {"a": 1, "gone": 7}, done=frozenset({"gone"})).to_json(),))
+    assert source.newest(NO_DIR, "numbers", read) == {"a": 3, "gone": 7}
 
 
 def test_offsets_without_an_order_are_refused() -> None:
@@ -133,3 +157,6 @@ def test_who_cannot_say_an_end_is_refused_by_name() -> None:
     check_can_catch_up([plain], [])
     with pytest.raises(GraphError, match="hold it back"):
         check_can_catch_up([plain], ["orders"])
+    socket = SourceNode("lines", SocketTextSource("localhost", 9999).bind("lines"))
+    with pytest.raises(GraphError, match="where its input ends"):
+        check_can_catch_up([socket], [])

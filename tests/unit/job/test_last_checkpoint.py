@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.checkpoint.event_time import Timekeeping
+from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.catch_up import CatchUp
 from flinkish_spark.job.supervisor import JobControl, LastCheckpoint, QueryEnd
 from flinkish_spark.protocol.ids import CheckpointPurpose
@@ -107,3 +108,19 @@ def test_a_job_that_has_caught_up_fires_first_what_its_watermark_has_passed(part
     coordinator.ended_with = CheckpointPurpose.FINAL
     # Its input goes on; the next run reads it.
     assert last.is_confirmed and last.end() is QueryEnd.OVER
+
+
+def test_an_input_that_makes_timers_due_for_ever_does_not_keep_a_run(parts) -> None:
+    """A watermark passes an operator with each micro-batch; then what was due at the end has fired."""
+    _, control, time, coordinator = parts
+    catch_up = CatchUp(operators=2)
+    asked: Any = coordinator
+    last = LastCheckpoint(control, time, asked, catch_up)
+    catch_up.is_reached, time.is_due_at_once = True, True
+    for _ in range(2):
+        catch_up.look([], LoggedOffsets(()))
+        last.look()
+    assert coordinator.asked == []
+    catch_up.look([], LoggedOffsets(()))
+    last.look()
+    assert coordinator.asked == [CheckpointPurpose.FINAL]
