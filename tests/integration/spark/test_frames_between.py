@@ -273,7 +273,7 @@ def test_what_cannot_stand_between_is_refused_before_the_start(
             one_way,
             ("keyed operator 'again'", "sorted_by_user' stands", "contains orderBy()", "map(), flat_map()"),
         ),
-        (two_ways, ("keyed operator 'again'", "transform() stands", "several paths", "map(), flat_map()")),
+        (two_ways, ("keyed operator 'again'", "transform() stands", "Several paths", "map(), flat_map()")),
         (fields, ("the result of a transform", "user")),
     ):
         env = environment(spark, job_dir)
