@@ -150,7 +150,7 @@ def test_a_working_directory_that_is_gone_is_wrong_usage(tmp_path: Path) -> None
         cwd=gone,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
-    assert run.returncode == 2 and "a directory that is gone" in run.stderr
+    assert run.returncode == 2 and "the current directory is gone" in run.stderr
 
 
 # -- whatever else ----------------------------------------------------------------------------------

@@ -438,7 +438,9 @@ def test_a_line_that_is_no_utf8_is_refused_with_its_number(folder, tmp_path) -> 
 def test_a_column_of_another_type_is_told_with_its_file(folder, tmp_path) -> None:
     pq.write_table(pa.table({"at": [1_767_225_600_000]}), folder / "x")
     reader = reader_of(FileSource(str(folder), ParquetFiles(), "at TIMESTAMP"), tmp_path)
-    with pytest.raises(RuntimeError, match=rf"the file {folder}/x .*: the column 'at' is int64, declared is"):
+    with pytest.raises(
+        RuntimeError, match=rf"the file {folder}/x .*: the column 'at' is int64, but the declared type is"
+    ):
         step(reader, reader.initialOffset())
 
 

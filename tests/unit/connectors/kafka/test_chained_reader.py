@@ -293,7 +293,7 @@ def test_two_sinks_of_one_job_are_refused(tmp_path: Path) -> None:
     brokers.marks = {(0, 3): mark(1, sink="second"), (1, 1): mark(1, sink="second")}
     job = Job(tmp_path, brokers)
     job.offers(1)
-    with pytest.raises(ConfigError, match="second one by the sink 'second'"):
+    with pytest.raises(ConfigError, match="the sink 'second' wrote the second one"):
         job.run()
 
 
