@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
 from flinkish_spark.core.foreign_errors import is_gateway_gone
 from flinkish_spark.protocol.plan_layout import (
     Chain,
+    NativeOperator,
     OperatorInstance,
     PlanLayout,
     Scan,
@@ -44,6 +46,8 @@ _OF = "="
 _RECORDS = f"{_PREFIX}:source"
 _SOURCES = ("StreamingRelationV2", "StreamingRelation", "StreamingExecutionRelation")
 _STATEFUL = "FlatMapGroupsInPandasWithState"
+#: Spark's names of the output modes of a job's query.
+APPEND, UPDATE = "append", "update"
 
 
 def name_chain(frame: DataFrame, chain: Chain) -> DataFrame:
@@ -81,10 +85,11 @@ def layout_of(frame: DataFrame) -> PlanLayout:
     scans: list[Scan] = []
     inputs: list[ScannedInput] = []
     operators: list[tuple[OperatorInstance, ...]] = []
-    _collect(frame._jdf.queryExecution().analyzed(), {}, scans, inputs, operators)
+    natives: list[NativeOperator] = []
+    _collect(frame._jdf.queryExecution().analyzed(), {}, scans, inputs, operators, natives)
     shared = tuple(tuple(one.chain for one in together) for together in operators if len(together) > 1)
     instances = tuple(one for together in operators for one in together)
-    return PlanLayout(tuple(scans), instances, shared, tuple(inputs))
+    return PlanLayout(tuple(scans), instances, shared, tuple(inputs), tuple(natives))
 
 
 def _collect(
@@ -93,10 +98,16 @@ def _collect(
     scans: list[Scan],
     inputs: list[ScannedInput],
     operators: list[tuple[OperatorInstance, ...]],
+    natives: list[NativeOperator],
 ) -> None:
     """Walk the plan in Spark's numbering order: top down, from left to right."""
     kind = node.getClass().getSimpleName()
-    if kind == "SubqueryAlias":
+    # Below the name of a scan everything is the user's.
+    native = _native_state(node) if "scan" in names else ""
+    if native:
+        uid = names["scan"].split(":")[1]
+        natives.append(NativeOperator(len(operators) + len(natives), uid, native))
+    elif kind == "SubqueryAlias":
         parts = node.alias().split(":")
         if parts[0] == _PREFIX and not node.alias().startswith(_RECORDS):
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
@@ -110,7 +121,57 @@ def _collect(
         scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _require_name(names, "chain")))
     children = node.children()
     for index in range(children.size()):
-        _collect(children.apply(index), names, scans, inputs, operators)
+        _collect(children.apply(index), names, scans, inputs, operators, natives)
+
+
+#: Plan nodes for which Spark keeps state, with the users' words for them.
+_NATIVE = {
+    "Aggregate": "an aggregate (groupBy, agg)",
+    "Deduplicate": "dropDuplicates() or distinct()",
+    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark()",
+    "Distinct": "distinct()",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState()",
+    "FlatMapGroupsWithState": "mapGroupsWithState()",
+    "GlobalLimit": "limit()",
+    "TransformWithState": "transformWithState()",
+    "TransformWithStateInPySpark": "transformWithState()",
+}
+#: The one whose rows depend on the query's output mode.
+AGGREGATE = _NATIVE["Aggregate"]
+
+
+def _native_state(node: Any) -> str:
+    """Return what a plan node keeps state of Spark's own for; empty if it keeps none."""
+    kind = _kind(node)
+    if kind == "Join" and all(child.isStreaming() for child in _each(node.children())):
+        return "a join of two streams"
+    return _NATIVE.get(kind, "") if node.isStreaming() else ""
+
+
+def native_states(frame: DataFrame) -> list[str]:
+    """Return what a user's DataFrame keeps state of Spark's own for, from its root down."""
+    nodes, found = [frame._jdf.queryExecution().analyzed()], list[str]()
+    while nodes:
+        node = nodes.pop(0)
+        found += filter(None, [_native_state(node)])
+        nodes = [*_each(node.children()), *nodes]
+    return found
+
+
+def why_not_streamed(frame: DataFrame, output_mode: str) -> str:
+    """Return why Spark refuses a DataFrame as a streaming query; empty if it takes it."""
+    jvm: Any = frame.sparkSession._jvm
+    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    mode = modes.Update() if output_mode == UPDATE else modes.Append()
+    plan = frame._jdf.queryExecution().analyzed()
+    try:
+        checker.checkForStreaming(plan, mode)
+        checker.checkStreamingQueryGlobalWatermarkLimit(plan, mode)
+    except AnalysisException as error:
+        # The lines after the first show the whole plan.
+        return str(error).partition("\n")[0]
+    return ""
 
 
 def _require_name(names: dict[str, str], what: str) -> str:

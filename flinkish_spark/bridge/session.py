@@ -323,37 +323,6 @@ def _ask_kafka(spark: SparkSession) -> None:
             source.latestOffset(source.deserializeOffset("{}"), everything)
 
 
-#: Plan nodes with Spark's own state or watermark, with the users' words for them.
-_STATEFUL = {
-    "Aggregate": "an aggregate (groupBy/agg/distinct)",
-    "Distinct": "distinct()",
-    "Deduplicate": "dropDuplicates()",
-    "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark()",
-    "EventTimeWatermark": "withWatermark()",
-    "FlatMapGroupsWithState": "mapGroupsWithState",
-    "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
-    "TransformWithState": "transformWithState",
-    "TransformWithStateInPySpark": "transformWithState",
-    "GlobalLimit": "limit()",
-    "Sort": "orderBy()",
-}
-
-
-def stateful_parts(frame: DataFrame) -> list[str]:
-    """Return the parts of a streaming DataFrame with Spark's own state or order."""
-    found = []
-    for node in _nodes(frame._jdf.queryExecution().analyzed()):
-        kind = node.getClass().getSimpleName()
-        if kind == "Sort" and not getattr(node, "global")():
-            # A sort within a task keeps no state.
-            continue
-        if kind in _STATEFUL and node.isStreaming():
-            found.append(_STATEFUL[kind])
-        if kind == "Join" and all(node.children().apply(i).isStreaming() for i in range(2)):
-            found.append("a join of two streams")
-    return found
-
-
 # JARs are fixed when the JVM starts, so these functions must be called before ``getOrCreate()``.
 
 

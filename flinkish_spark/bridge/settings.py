@@ -38,6 +38,8 @@ REQUIRED_CONF = {
     _STATE + "providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     _STATE + "checkpointFormatVersion": "2",
     _STATE + "rocksdb.changelogCheckpointing.enabled": "true",
+    # A join of two streams then has one store per partition, as every other stateful operator has.
+    "spark.sql.streaming.join.stateFormatVersion": "3",
     # Spark refuses several stateful operators because of its watermark, which our operators do not use. Our
     # own check is in `job/preflight.py`.
     "spark.sql.streaming.unsupportedOperationCheck": "false",

@@ -8,6 +8,9 @@ Below ``state/<operator>/<partition>/`` Spark keeps, for a version V with unique
   names the table files, which lie in ``SSTs/`` and are shared between snapshots.
 - checksum files beside each, ``.<name>.crc`` (Hadoop's) and ``<name>.crc`` (Spark's).
 
+Beside the partitions, ``_metadata/metadata`` describes the operator. For `transformWithState`
+and joins of two streams ``_metadata/v2/<batch>`` does, and names files in ``_stateSchema/``.
+
 Spark loads V from the newest snapshot in its lineage and the later changelogs, so these files must not
 be lost. commits/N names the ids of version N+1.
 """
@@ -27,10 +30,12 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.core.store import FileStore, ObjectMissing
+from flinkish_spark.core.store import FileStore, ObjectMissing, Store
 from flinkish_spark.protocol.bases import BASE_NAME, BASES
 
-_METADATA = "_metadata"
+_METADATA, _BY_BATCH, _SCHEMAS = "_metadata", "v2", "_stateSchema"
+#: Folders of an operator's files; names in all but the first begin with a micro-batch.
+_OF_OPERATOR = (_METADATA, f"{_METADATA}/{_BY_BATCH}", f"{_SCHEMAS}/default")
 #: A block of lz4-java's stream: magic, token, compressed and uncompressed length, checksum.
 _LZ4_MAGIC = b"LZ4Block"
 _LZ4_HEAD = struct.Struct("<8sBiii")
@@ -116,7 +121,7 @@ def store_versions(commits_text: str, batch: int) -> tuple[StoreVersion, ...]:
         found = []
         for operator, partitions in sorted(operators.items()):
             for partition, ids in enumerate(partitions):
-                # Every keyed operator has one store, `default`; a join, which has four, is refused.
+                # Every operator has one store, `default`; a join, too, in the format that jobs set.
                 (unique_id,) = ids
                 found.append(StoreVersion(f"{int(operator)}/{partition}", batch + 1, unique_id))
         return tuple(found)
@@ -173,14 +178,43 @@ def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
 
 
 def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[str, ...]:
-    operators = sorted({store.folder.partition("/")[0] for store in stores})
-    folders = [f"{operator}/{_METADATA}" for operator in operators]
-    return tuple(f"{f}/{name}" for f in folders for name in sorted(state.names(f)) if _is_plain(name))
+    """Return the files that describe the operators of stores at their version."""
+    versions = {store.folder.partition("/")[0]: store.version for store in stores}
+    found = []
+    for operator, version in sorted(versions.items()):
+        for folder in _OF_OPERATOR:
+            names = filter(_is_plain, sorted(state.names(f"{operator}/{folder}")))
+            # Micro-batch N writes version N+1.
+            is_known = folder == _METADATA
+            own = [name for name in names if is_known or int(name.partition("_")[0]) < version]
+            found += [f"{operator}/{folder}/{name}" for name in own]
+    return tuple(found)
+
+
+def correct_schema_paths(store: Store, state: str, state_url: str) -> None:
+    """Let the metadata of Spark's own operators name the schema files below the same state folder.
+
+    Spark writes absolute paths, and each owner gives the folder another name.
+    """
+    for operator in store.list(state):
+        for key in store.list(f"{operator}/{_METADATA}/{_BY_BATCH}"):
+            version, _, body = store.read(key).decode("utf-8").partition("\n")
+            metadata = json.loads(body)
+            for one in metadata["stateStoreInfo"]:
+                names = [path.rpartition(f"/{_SCHEMAS}/")[2] for path in one["stateSchemaFilePaths"]]
+                own = f"{state_url}/{operator.rpartition('/')[2]}/{_SCHEMAS}"
+                one["stateSchemaFilePaths"] = [f"{own}/{name}" for name in names]
+            if metadata != json.loads(body):
+                folder, _, name = key.rpartition("/")
+                # With the checksum of other content Spark would refuse the file.
+                store.delete(f"{folder}/.{name}.crc")
+                store.put(key, f"{version}\n{json.dumps(metadata)}".encode())
 
 
 def is_versioned(name: str) -> bool:
-    """Return whether a file belongs to certain versions, unlike an operator's metadata."""
-    return _METADATA not in name.split("/")
+    """Return whether a file belongs to certain versions, unlike an operator's only metadata."""
+    folders = name.split("/")[:-1]
+    return _METADATA not in folders or _BY_BATCH in folders
 
 
 def checksum_names(name: str) -> tuple[str, ...]:

@@ -1,15 +1,19 @@
-"""An existing streaming DataFrame as a source of a job."""
+"""An existing streaming DataFrame as a source of a job, with whatever Spark keeps state for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import stateful_parts, streaming_options, streaming_sources
+from flinkish_spark.bridge.plans import APPEND, UPDATE, why_not_streamed
+from flinkish_spark.bridge.session import streaming_options, streaming_sources
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
+from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import GraphError
+from flinkish_spark.core.validation import unusable
 from flinkish_spark.transport.columns import add_position
 from flinkish_spark.types.schemas import check_field_names
 
@@ -38,6 +42,7 @@ class DataFrameSource(Source):
     """Wraps a streaming DataFrame; `env.from_dataframe` makes it."""
 
     frame: DataFrame
+    output_mode: str = APPEND
     has_channels = False
 
     def __post_init__(self) -> None:
@@ -45,7 +50,14 @@ class DataFrameSource(Source):
             raise GraphError(
                 "from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream to make it"
             )
-        check_field_names(self.frame.schema, "the DataFrame of from_dataframe()")
+        if self.output_mode not in (APPEND, UPDATE):
+            raise unusable(
+                "output_mode",
+                self.output_mode,
+                wanted=f"'{APPEND}' or '{UPDATE}'",
+                what_to_do=f"use '{UPDATE}' and a sink that upserts in place of 'complete'",
+            )
+        check_field_names(self._with_kind().schema, "the DataFrame of from_dataframe()")
         for name in streaming_sources(self.frame):
             bare = name.removeprefix("FileSource[").lower()
             if not name.startswith("FileSource") and bare not in map(str.lower, REPLAYABLE):
@@ -55,16 +67,22 @@ class DataFrameSource(Source):
                     what_to_do=f"read from one of {', '.join(sorted(REPLAYABLE))}",
                     source=name,
                 )
-        parts = stateful_parts(self.frame)
-        if parts:
+
+        why = why_not_streamed(self.frame, self.output_mode)
+        if why:
             raise GraphError(
-                f"the DataFrame contains {parts[0]}",
-                why="state and watermarks of Spark's own are not part of the job's checkpoints; refused are "
-                "aggregates, dropDuplicates, withWatermark, limit, orderBy, stateful functions and "
-                "joins of two streams",
-                what_to_do="do that after the source, by key_by(...).process(...), or in a separate query",
-                part=parts[0],
+                "Spark cannot run the DataFrame of from_dataframe() as a streaming query",
+                why=why,
+                what_to_do="change the query as for writeStream; an aggregate without a watermark needs "
+                f"output_mode='{UPDATE}'",
+                output_mode=self.output_mode,
             )
+
+    def _with_kind(self) -> DataFrame:
+        """Return the frame; in update mode each row has its kind, since it replaces an earlier one."""
+        if self.output_mode == APPEND:
+            return self.frame
+        return self.frame.withColumn(ROW_KIND, F.lit(RowKind.UPDATE_AFTER.value))
 
     def datasets(self) -> tuple[Dataset, ...]:
         found: list[Dataset] = []
@@ -76,4 +94,4 @@ class DataFrameSource(Source):
         return tuple(dict.fromkeys(found))
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        return add_position(self.frame)
+        return add_position(self._with_kind())

@@ -94,6 +94,8 @@ class Source(ABC):
     topic_pattern: str = ""
     #: Whether ``_fs_channel`` identifies the same input in every micro-batch.
     has_channels: bool = True
+    #: The mode in which Spark's own aggregates in it return rows: each once it is final, or each change.
+    output_mode: str = "append"
     #: Kind of its positions; part of savepoints.
     kind: str = "dataframe"
 

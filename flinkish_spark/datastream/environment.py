@@ -324,21 +324,32 @@ class StreamExecutionEnvironment:
         """
         return self.from_source(CollectionSource(values, schema), uid=uid)
 
-    def from_dataframe(self, frame: DataFrame, *, uid: str | None = None) -> DataStream:
-        """Add an existing streaming DataFrame.
+    def from_dataframe(
+        self, frame: DataFrame, *, output_mode: str = "append", uid: str | None = None
+    ) -> DataStream:
+        """Add an existing streaming DataFrame, with whatever Spark keeps state for.
+
+        Aggregates, dropDuplicates, joins of two streams and stateful functions of Spark's stay as they are.
+        Their state and watermarks are part of the job's checkpoints: a micro-batch of Spark's and its state
+        are committed with the sinks, or not at all.
+
+        Parameters
+        ----------
+        output_mode
+            ``"append"``: rows that will not change any more. ``"update"``: each changed row of an aggregate,
+            with a field `_row_kind` that is ``"+U"``, for a sink that upserts.
 
         Raises
         ------
         GraphError
-            It is no streaming DataFrame, cannot be replayed, or has state of its own in Spark
-            (aggregates, dropDuplicates, watermarks, limits, joins of two streams).
+            It is no streaming DataFrame, cannot be replayed, or Spark cannot run it in this output mode.
         """
         if not hasattr(type(frame), "isStreaming"):
             raise GraphError(
                 f"from_dataframe() got a {type(frame).__name__}",
                 what_to_do="give it the DataFrame that spark.readStream makes",
             )
-        return self.from_source(DataFrameSource(frame), uid=uid)
+        return self.from_source(DataFrameSource(frame, output_mode), uid=uid)
 
     def set_parallelism(self, parallelism: int) -> Self:
         """Set the number of tasks of keyed operators, which must be the number of Spark's shuffle partitions.

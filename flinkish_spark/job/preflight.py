@@ -17,7 +17,6 @@ from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     blind_hosts,
     runs_tasks_itself,
-    stateful_parts,
 )
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
@@ -103,8 +102,6 @@ def _reads(node: SourceNode, topic: str) -> bool:
 
 
 _NOBODY = JobUuid("0" * 32)
-#: The only stateful node in our plans: the keyed operator.
-_OWN_STATE = "applyInPandasWithState"
 #: The field of job.json with the meaning of operators' states.
 _MEANING = "meaning"
 
@@ -136,7 +133,8 @@ def check_before_start(
     with span("the plan to be checked before the start"):
         looked_at = settings.place(settings.scratch / "none.json")
         planned = Planner(spark, looked_at, settings.shuffle_partitions).plan(graph)
-    _check_state(planned)
+    # Raises if Spark's own aggregates have different output modes.
+    _ = planned.output_mode
     _check_sink_uids(graph, planned)
     check_source_names(graph.sources)
     check_loops(graph, planned)
@@ -157,7 +155,8 @@ def check_before_start(
         settings.manifest.preflight(spark, context_of_manifest)
     _restore(restore, graph, planned, settings, job_dir).check()
     _check_meaning(planned, job_dir)
-    check_rescale(job_dir, settings.job_dir, graph.sources, settings.shuffle_partitions)
+    natives = planned.layout.natives
+    check_rescale(job_dir, settings.job_dir, graph.sources, settings.shuffle_partitions, natives)
     return planned
 
 
@@ -378,18 +377,6 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
                 what_to_do="leave with_watermark_alignment() out",
                 uid=uid,
             )
-
-
-def _check_state(planned: PlannedJob) -> None:
-    """Refuse a stateful operator of Spark in a transform: Spark's own check is switched off."""
-    parts = [part for part in stateful_parts(planned.frame) if part != _OWN_STATE]
-    if parts:
-        raise GraphError(
-            f"a transform contains {parts[0]}",
-            why="transforms are stateless: state of Spark's own is not part of the job's checkpoints",
-            what_to_do="do that with key_by(...).process(...), or in a separate query",
-            part=parts[0],
-        )
 
 
 def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:

@@ -41,6 +41,7 @@ from flinkish_spark.checkpoint.spark_log import (
     place_of_bases,
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
+from flinkish_spark.checkpoint.state_files import correct_schema_paths
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import (
     Committer,
@@ -88,6 +89,7 @@ from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid
 from flinkish_spark.protocol.job_graph import JobVertex
+from flinkish_spark.protocol.micro_batches import STATE
 from flinkish_spark.protocol.plan_layout import source_of
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.time_plan import TimePlan
@@ -127,7 +129,7 @@ def start_query(
 ) -> StreamingQuery:
     with query_conf(spark, shuffle_partitions, job_dir) as wanted:
         frame = job.frame if job.deferred is None else job.deferred.frame
-        stream = frame.writeStream.outputMode("append").foreachBatch(ask_kafka_first(spark, writer))
+        stream = frame.writeStream.outputMode(job.output_mode).foreachBatch(ask_kafka_first(spark, writer))
         stream = stream.option("checkpointLocation", checkpoint_location)
         taken = {query.name for query in spark.streams.active}
         stream = stream.queryName(f"{name} ({checkpoint_location})" if name in taken else name)
@@ -509,7 +511,7 @@ class SparkEngine:
         return SparkPlan(self._spark, planned, settings, dropped, partitions, self._costs, self.sources)
 
     def why_no_savepoint_at(self, target: str) -> str:
-        return why_no_savepoint_at(target, self._settings.job_dir)
+        return self._savepoints.why_none_possible() or why_no_savepoint_at(target, self._settings.job_dir)
 
     def write_savepoint(self, decision: Decision, target: str, log: SparkLog) -> None:
         self._savepoints.write(decision, target, log)
@@ -610,6 +612,9 @@ class SparkPlan:
         self, log: SparkLog, write: Callable[[Any, int], None], trigger: Mapping[str, Any]
     ) -> RunningQuery:
         settings = self.settings
+        if self.planned.layout.natives:
+            state = f"{log.folder}/{STATE}"
+            correct_schema_paths(log.store, state, f"{log.hadoop_url}/{STATE}")
         # Spark builds a frame's encoder with the settings of the thread's active session, not of the frame's.
         with active_session(self.spark):
             query = start_query(

@@ -11,7 +11,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import calls_python
+from flinkish_spark.bridge.plans import APPEND, calls_python, native_states, why_not_streamed
+from flinkish_spark.bridge.session import streaming_sources
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.planning.declare import KeyPart, check_same_fields, make_key_workers
@@ -433,6 +434,8 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
         raise ControlRowError
     stream = stream.keep_records()
     records = apply_transform(stream.frame, function)
+    if native_states(records) != native_states(stream.frame):
+        records = _apply_stateful_function(stream, function)
     lost = {C.TIME, C.MARK} & (set(stream.frame.columns) - set(records.columns))
     if lost:
         raise GraphError(
@@ -446,6 +449,28 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
     # The function selected its own columns. A narrow transform keeps the order of rows within Spark's
     # input partition, so the position in the partition replaces the offset.
     return replace(stream, frame=add_position(records), origins=Origins(), has_channels=False)
+
+
+def _apply_stateful_function(stream: RecordStream, function: Transform) -> DataFrame:
+    """Apply a DataFrame function for which Spark keeps state."""
+    # Of the fields alone: with a place in its source each row differs from all others.
+    fields = stream.frame.select(*[F.col(quote_name(name)) for name in stream.schema.names])
+    records = apply_transform(fields, function)
+    if len(streaming_sources(records)) > len(streaming_sources(fields)):
+        raise GraphError(
+            f"{describe_function(function)} of transform() joins another stream",
+            why="nobody has checked whether that stream can be replayed",
+            what_to_do="join the two DataFrames first, and give the result to from_dataframe()",
+        )
+    why = why_not_streamed(records, APPEND)
+    if why:
+        raise GraphError(
+            f"Spark cannot run {describe_function(function)} of transform() in a streaming query",
+            why=why,
+            what_to_do="give an aggregate a window and a watermark; or build the query with from_dataframe() "
+            "and output_mode='update'",
+        )
+    return records
 
 
 def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:

@@ -13,7 +13,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import NotRowByRow, Projection, Selection, layout_of, row_plan
+from flinkish_spark.bridge.plans import (
+    AGGREGATE,
+    APPEND,
+    NotRowByRow,
+    Projection,
+    Selection,
+    layout_of,
+    row_plan,
+)
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.operators.recorded_answers import Recording
@@ -538,8 +546,23 @@ class PlannedJob:
             for stream, chain in enumerate(self.chains)
         }
 
+    @cached_property
     def layout(self) -> PlanLayout:
         return layout_of(self.frame)
+
+    @cached_property
+    def output_mode(self) -> str:
+        """The output mode of the query: that of Spark's own aggregates, which must have the same."""
+        aggregating = {one.uid for one in self.layout.natives if one.what == AGGREGATE}
+        sources = [node for node in self.logical.graph.sources if node.uid in aggregating]
+        by_mode = {node.source.output_mode: node.uid for node in sources}
+        if len(by_mode) > 1:
+            raise GraphError(
+                f"the aggregates of {' and '.join(map(repr, by_mode.values()))} have different output modes",
+                why="a job is one streaming query, and Spark gives a query one output mode",
+                what_to_do="give both the same output_mode, or run two jobs",
+            )
+        return next(iter(by_mode), APPEND)
 
     #: Fields of each source's records, by its uid.
     read: Mapping[str, T.StructType] = field(default_factory=dict)

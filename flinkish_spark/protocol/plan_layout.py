@@ -12,6 +12,7 @@ folders numbered in the order of the operators. The :class:`PlanLayout` gives na
 from __future__ import annotations
 
 import enum
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -104,6 +105,18 @@ class OperatorInstance(StoredRow):
 
 
 @dataclass(frozen=True, slots=True)
+class NativeOperator(StoredRow):
+    """A stateful operator of Spark's own, in a DataFrame or transform of the user's."""
+
+    #: Spark's number of the stateful operator.
+    number: int
+    #: Uid of the source whose records it computes.
+    uid: str
+    #: The kind of operator in the user's words.
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateInstance:
     """Place of an operator instance's state in Spark's checkpoint."""
 
@@ -127,6 +140,8 @@ class PlanLayout(StoredObject):
     shared: tuple[tuple[str, ...], ...] = field(default=(), metadata=LEFT_OUT)
     #: Inputs of the scans that bring several inputs, or an input of another name.
     together: tuple[ScannedInput, ...] = field(default=(), metadata=LEFT_OUT)
+    #: Operators with state of Spark's own, whose numbers no operator of ours has.
+    natives: tuple[NativeOperator, ...] = field(default=(), metadata=LEFT_OUT)
 
     def inputs_of(self, number: int) -> tuple[tuple[str, str], ...]:
         """Return chain and name of the inputs that the scan with this number brings."""
@@ -140,11 +155,13 @@ class PlanLayout(StoredObject):
     @property
     def states(self) -> tuple[StateInstance, ...]:
         found: list[StateInstance] = []
+        native = {one.number for one in self.natives}
+        free = (number for number in itertools.count() if number not in native)
         for one in self.operators:
             group = next((group for group in self.shared if one.chain in group), (one.chain,))
             place = group.index(one.chain)
-            before = found[-1].number if found else -1
-            found.append(StateInstance(one.uid, one.chain, before + (place == 0), place))
+            number = found[-1].number if place else next(free)
+            found.append(StateInstance(one.uid, one.chain, number, place))
         return tuple(found)
 
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:

@@ -75,6 +75,17 @@ class JobSavepoints:
     def find_layout(self) -> PlanLayout | None:
         return find_layout(self.job_dir)
 
+    def why_none_possible(self) -> str:
+        """Return why no savepoint of this job can be taken, and what to do; empty if it can."""
+        natives = self.planned.layout.natives
+        if not natives:
+            return ""
+        return (
+            f"'{natives[0].uid}' contains {natives[0].what}, whose state is Spark's own. A savepoint holds "
+            "only the state of keyed operators. To do: stop without a savepoint, and go on in the same "
+            "job_dir; or use key_by() and an operator of this package in its place"
+        )
+
     def write(self, decision: Decision, target: str, log: SparkLog) -> SavepointHandle:
         """Export a confirmed checkpoint of the live lineage; do nothing if the savepoint exists already.
 

@@ -17,7 +17,7 @@ from flinkish_spark.planning.rules.cut_chains import find_chain_ends
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.protocol.plan_layout import Chain, Position, ScanRole, source_of
+from flinkish_spark.protocol.plan_layout import Chain, NativeOperator, Position, ScanRole, source_of
 from flinkish_spark.protocol.savepoints import (
     ClaimMode,
     JobShape,
@@ -286,11 +286,28 @@ def keep_stateful_operators(
     )
 
 
-def check_rescale(job_dir: JobDir, root: StoreSpec, sources: Sequence[SourceNode], wanted: int) -> None:
+def check_rescale(
+    job_dir: JobDir,
+    root: StoreSpec,
+    sources: Sequence[SourceNode],
+    wanted: int,
+    natives: Sequence[NativeOperator] = (),
+) -> None:
     """Refuse another number of shuffle partitions for a job that cannot be rescaled."""
     now = _find_former_partitions(job_dir, root, wanted)
+    if now is None:
+        return
+    if natives:
+        native = natives[0]
+        raise UserError(
+            f"this job runs with {now} shuffle partitions and cannot change to {wanted}",
+            why=f"'{native.uid}' contains {native.what}, and Spark does not move its own state to other "
+            "partitions",
+            what_to_do=f"set spark.sql.shuffle.partitions to {now} again",
+            uid=native.uid,
+        )
     fixed = [node.uid for node in sources if not node.source.is_positionable]
-    if now is None or not fixed:
+    if not fixed:
         return
     raise UserError(
         f"this job runs with {now} shuffle partitions and cannot change to {wanted}",

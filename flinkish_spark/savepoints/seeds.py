@@ -113,7 +113,7 @@ def become_claimant(job_dir: JobDir) -> JobUuid:
 def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     """Record the order of the plan's sources and operators; compare it at every later start."""
     # Spark's logs have numbers and no names: this record maps positions and states to uids.
-    now = planned.layout()
+    now = planned.layout
     recorded = PlanLayout.from_json(
         job_dir.record_fact(layout_fact(job_dir.history().log_began_in), now.to_json())
     )

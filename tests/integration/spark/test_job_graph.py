@@ -109,7 +109,7 @@ def test_what_the_graph_says_is_in_the_plan(spark: Any, tmp_path: Path, program:
     planned = Planner(spark, NO_JOB, tasks).plan(env.graph)
     graph = describe_job(env.job, env.graph, tasks, planned)
     assert graph == env.get_job_graph()
-    layout, found = planned.layout(), kinds(planned.frame)
+    layout, found = planned.layout, kinds(planned.frame)
     scans = Counter(source_of(scan.uid) for scan in layout.scans if scan.role is ScanRole.RECORDS)
     assert scans == graph.scans
     of_state = {one.uid: one.runs for one in graph.operators if one.has_state}

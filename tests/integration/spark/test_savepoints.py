@@ -237,7 +237,7 @@ def test_the_layout_of_a_plan_has_sparks_order(spark, job_dir, tmp_path, monkeyp
     with query_conf(spark, 2):
         spark.dataSource.register(ControlSource)
         place = JobPlace(StoreSpec(str(tmp_path)), str(tmp_path / "none.json"))
-        layout = Planner(spark, place, 2).plan(replace(env.graph, begun_chains=apart)).layout()
+        layout = Planner(spark, place, 2).plan(replace(env.graph, begun_chains=apart)).layout
     feed(tmp_path / "in", "0", 1)
     with started(env) as client:
         await_that(lambda: rows(client, "counted") == USERS, client)

@@ -271,6 +271,7 @@ def test_the_layout_of_the_plan_is_recorded_once_and_compared(root) -> None:
         def __init__(self, *scans):
             self.scans = scans
 
+        @property
         def layout(self):
             return PlanLayout(self.scans, (OperatorInstance("totals", "totals"),))
 
