@@ -175,7 +175,6 @@ def _group_by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[st
 
 
 def _find_shown_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) -> list[int]:
-    """Return the channel of every barrier of the checkpoint."""
     number = checkpoint.value
     barriers = (barrier for ack, _ in seen for task in ack.tasks for barrier in task.barriers)
     return [barrier.channel for barrier in barriers if barrier.checkpoint.value == number]
@@ -462,8 +461,6 @@ _Key = tuple[Lineage, BatchId]
 
 @dataclass(frozen=True, slots=True)
 class StagedAge:
-    """The age of data that a sink has staged and not committed."""
-
     sink: str
     #: The oldest micro-batch of which the sink holds something.
     batch: BatchId

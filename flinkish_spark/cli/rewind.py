@@ -124,7 +124,6 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
 
 
 def _same_order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder | None:
-    """Return the waiting order if it is the same."""
     order = job.job_dir.rewind_order()
     return order if order is not None and (order.target, order.tables) == (target, tables) else None
 

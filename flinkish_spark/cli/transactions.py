@@ -306,7 +306,6 @@ class Names:
 
 
 def _list_staged(job_dir: JobDir) -> Iterator[NamedTransaction]:
-    """Yield the transactions in staged files of any lineage."""
     for key in job_dir.store.list("staged"):
         name = key.rsplit("/", 1)[1]
         if not name.isdecimal():

@@ -33,8 +33,6 @@ _MOST_FRAMES = 4
 
 
 class _Attempt:
-    """The attempt to end one query, and its outcome."""
-
     def __init__(self, query: StreamingQuery, threads: QueryThreads) -> None:
         self._query, self._threads = query, threads
         self.has_ended = threading.Event()
@@ -102,7 +100,6 @@ class QueryCancellation:
             raise attempt.failure
 
     def _end_process(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
-        """End the process, and return the error to raise."""
         has_ended = end_jvm(self._spark)
         done = (
             "the JVM of this driver was ended" if has_ended else "the JVM of this driver could not be ended"

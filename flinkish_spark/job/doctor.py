@@ -376,7 +376,6 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
 
 
 def _owner(place: StoreSpec) -> Iterator[Finding]:
-    """Report the owner of the job directory, if there is one."""
     with contextlib.suppress(StoreError):
         known = open_job_dir(place).find_settings()
         if known is not None:

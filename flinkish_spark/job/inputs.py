@@ -39,7 +39,6 @@ class Inputs:
     log: SparkLog
 
     def position(self) -> LoggedOffsets | None:
-        """Return how far the newest complete micro-batch has read; None before the first."""
         committed = self.log.batches(COMMITS)
         text = self.log.read(OFFSETS, max(committed)) if committed else None
         return None if text is None else LoggedOffsets.parse(text)

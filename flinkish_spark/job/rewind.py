@@ -233,8 +233,6 @@ _POLL_MS = 100
 
 
 class RewindState(enum.Enum):
-    """The state of a rewind order."""
-
     #: Nothing has changed yet; the next start of the query carries the order out.
     WAITING = "WAITING"
     #: Its intent is durable: this start or a later one finishes it.
@@ -252,8 +250,6 @@ class RewindState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RewindStatus:
-    """The status of a rewind order."""
-
     state: RewindState
     #: The state in words, without a full stop.
     text: str

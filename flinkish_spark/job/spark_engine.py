@@ -556,8 +556,6 @@ class SparkEngine:
 
 @dataclass(frozen=True)
 class SparkPlan:
-    """A :class:`~flinkish_spark.job.engine.QueryPlan`."""
-
     spark: SparkSession
     planned: PlannedJob
     settings: JobSettings
@@ -626,8 +624,6 @@ class SparkPlan:
 
 
 class SparkQuery:
-    """A :class:`~flinkish_spark.job.engine.RunningQuery`."""
-
     def __init__(self, plan: SparkPlan, query: StreamingQuery) -> None:
         settings = plan.settings
         self._query, self._clock, self._dropped, self._costs = query, settings.clock, plan.dropped, plan.costs

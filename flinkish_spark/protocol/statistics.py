@@ -342,7 +342,6 @@ Sample = tuple[int | None, ...]
 
 
 def make_sample(statistics: CheckpointStatistics) -> Sample:
-    """Return the quantities of one checkpoint for the summary."""
     staged = {"rows": statistics.rows, "bytes_staged": statistics.bytes_staged}
     known = statistics.durations.to_json() | staged
     return tuple(known[quantity.value] for quantity in Quantity)

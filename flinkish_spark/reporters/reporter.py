@@ -37,8 +37,6 @@ _LAST_REPORT_MS = 10_000
 
 @dataclass(frozen=True)
 class ReportedJob:
-    """The reported execution."""
-
     name: str
     sources: Sequence[SourceNode] = ()
     #: Returns the planned job; None until its checks have passed.
@@ -128,8 +126,6 @@ class _ReporterThread:
 
 
 class ReporterGroup(QuietListener, ExecutionListener):
-    """The reporters of one execution."""
-
     def __init__(self, place: StoreSpec, reporters: Sequence[Reporter]) -> None:
         self._tellings = [_ReporterThread(reporter, place) for reporter in reporters]
         self._opened: list[_ReporterThread] = []

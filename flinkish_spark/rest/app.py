@@ -450,7 +450,6 @@ class _Paths:
 
 
 def _refuse_if_down(snapshot: JobSnapshot) -> None:
-    """Refuse a request at once if the job does not run."""
     if snapshot.is_over or snapshot.owner_epoch.value == 0:
         raise RequestError(409, f"the job '{snapshot.job.name}' does not run: it is {snapshot.status.value}")
 

@@ -151,7 +151,6 @@ def job_config(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job_exceptions(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
-    """Return `/jobs/:id/exceptions`, the newest first."""
     failures = [] if snapshot.report is None else list(reversed(snapshot.report.failures))
     names = {vertex.id: vertex.name for vertex in snapshot.graph.vertices}
     entries = [_exception(one, names) for one in failures[:at_most]]

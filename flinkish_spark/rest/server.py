@@ -80,8 +80,6 @@ class UiConfig:
 
 
 class UiServer:
-    """A running server, in a daemon thread."""
-
     def __init__(self, places: Sequence[StoreSpec], config: UiConfig) -> None:
         self._server, self._closing, self.token = _server(places, config)
         self._socket = _listening(config.host, config.port)

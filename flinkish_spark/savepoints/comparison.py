@@ -52,8 +52,6 @@ class Fate(Choice):
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """One source, operator, hook or chain."""
-
     #: The uid; for a hook its name, for a chain that of its last operator.
     uid: str
     fate: Fate
@@ -99,7 +97,6 @@ def compare_with_savepoint(
     hooks: Collection[str],
     settings: RestoreSettings,
 ) -> Comparison:
-    """Return the outcome of a restore with these settings."""
     saved = savepoint_at(settings.place).metadata()
     graph = replace(graph, begun_chains=chains_of_savepoint(graph, saved))
     return compare_saved(saved, job_shape(graph, plan(graph), hooks), settings.rules)

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 
 class SavepointHandle(NamedTuple):
-    """A finished savepoint."""
-
     place: StoreSpec
     metadata: SavepointMetadata
 
@@ -62,14 +60,12 @@ class JobSavepoints:
         return find_beginning(self.job_dir, self.root)
 
     def shuffle_partitions(self) -> int:
-        """Return the number of shuffle partitions of the live lineage."""
         # Spark takes the number from its log: a job that is to be rescaled runs, and replays, with the former
         # number until a new log begins.
         now = shuffle_partitions_of(self.job_dir, self.beginning())
         return self.wanted_partitions if now is None else now
 
     def bundles_per_partition(self, beginning: Beginning) -> int:
-        """Return the number of bundles per partition in the live lineage."""
         return bundles_per_partition_of(self.job_dir, beginning)
 
     def find_layout(self) -> PlanLayout | None:

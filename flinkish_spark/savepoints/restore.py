@@ -270,7 +270,6 @@ class Restore:
 
 
 def _copy_durably(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
-    """Copy state files durably to a folder."""
     place.copy_to_place(files, folder)
     make_durable(folder, files)
 
@@ -278,7 +277,6 @@ def _copy_durably(place: SavepointDir, files: Collection[StateFile], folder: Sto
 def keep_stateful_operators(
     chains: Collection[SeededChain], files: Collection[StateFile]
 ) -> tuple[SeededChain, ...]:
-    """Return the chains without operators that have no state file."""
     there = {(file.operator, file.chain) for file in files}
     return tuple(
         replace(chain, states={uid: name for uid, name in chain.states.items() if (uid, name) in there})

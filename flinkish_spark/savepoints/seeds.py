@@ -57,7 +57,6 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
 
 
 def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
-    """Return the number of bundles per partition in the live lineage."""
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
     settings = job_dir.find_settings()

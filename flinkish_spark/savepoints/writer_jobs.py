@@ -180,7 +180,6 @@ def _rewrite(
 def _edit_blocks(
     edits: Sequence[EditRows], groups: int, first_part: int
 ) -> tuple[list[DataFrame], dict[int, Edit]]:
-    """Return the rows of edits as blocks, and the edits by part."""
     by_part = dict(enumerate(edits, start=first_part))
     partition = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
     frames = []

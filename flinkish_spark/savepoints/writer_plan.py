@@ -202,8 +202,6 @@ _ADVICE = "give the columns that the reader returns, with their types there"
 
 @dataclass(frozen=True)
 class EditRows:
-    """The new entries of a state, or the new timers of an operator."""
-
     #: Columns in the order of `edit`; for keyed state, after the key's hash.
     frame: DataFrame
     edit: Edit
@@ -279,7 +277,6 @@ def _add_hash(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> 
 
 
 def _name_key_columns(key_types: Sequence[str]) -> dict[str, str]:
-    """Return the types of the key columns by name."""
     if len(key_types) == 1:
         return {"key": key_types[0]}
     return {f"key_{number}": kind for number, kind in enumerate(key_types)}
@@ -373,8 +370,6 @@ def find_stored_columns(
 
 @dataclass(frozen=True)
 class OperatorBootstrap:
-    """New state of an operator, from rows by key."""
-
     #: Name of the chain in which the operator is.
     chain: str
     rows: KeyedRows
@@ -408,8 +403,6 @@ class PlannedOperator:
 
 @dataclass(frozen=True)
 class WrittenOperator:
-    """Files of an operator in a new savepoint."""
-
     #: With all of its states.
     state: OperatorState
     files: tuple[StateFile, ...]

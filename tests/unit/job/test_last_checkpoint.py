@@ -10,7 +10,7 @@ import pytest
 from flinkish_spark.checkpoint.event_time import Timekeeping
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.catch_up import CatchUp
-from flinkish_spark.job.supervisor import JobControl, LastCheckpoint, QueryEnd
+from flinkish_spark.job.job_control import JobControl, LastCheckpoint, QueryEnd
 from flinkish_spark.protocol.ids import CheckpointPurpose
 
 
