@@ -98,6 +98,7 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         f"{name.removesuffix('_ms')} {ms}" for name, ms in details["durations"].items() if ms is not None
     ]
     failure, late = details["failure"] or {}, details.get("late_dropped", {})
+    asked, unlisted = details["asked"], details["unlisted"]
     return [
         ("checkpoint", details["id"]),
         ("purpose", details["purpose"]),
@@ -109,8 +110,8 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("durations, ms", ", ".join(durations)),
         ("rows", details["rows"]),
         ("bytes staged", details["bytes_staged"]),
-        ("acknowledged", _format_acknowledged(details)),
-        ("not listed", _format_unlisted(details)),
+        ("acknowledged", "" if asked is None else f"{details['acknowledged']} of {asked}"),
+        ("not listed", f"{unlisted} participants and channels" if unlisted else ""),
         ("owner epoch", details["owner_epoch"]),
         ("lineage", details["lineage"]),
         ("micro-batch", details["batch"]),
@@ -126,16 +127,6 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
 def _format_counts(counts: dict[str, dict[str, int]]) -> str:
     told = {uid: ", ".join(f"{name} {count}" for name, count in own.items()) for uid, own in counts.items()}
     return "; ".join(f"{uid}: {text}" for uid, text in told.items())
-
-
-def _format_acknowledged(details: dict[str, Any]) -> str:
-    asked = details["asked"]
-    return "" if asked is None else f"{details['acknowledged']} of {asked}"
-
-
-def _format_unlisted(details: dict[str, Any]) -> str:
-    count = details["unlisted"]
-    return f"{count} participants and channels" if count else ""
 
 
 def _sink_rows(details: dict[str, Any]) -> list[list[object]]:

@@ -37,7 +37,7 @@ from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted
 from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind
 from flinkish_spark.protocol.decisions import RewindIntent, Verdict
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import (
     RetainedCheckpoint,
     RewindKind,
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from flinkish_spark.checkpoint.retention import CheckpointPins
     from flinkish_spark.job.inputs import Inputs
     from flinkish_spark.job.stored_job import StoredJob
-    from flinkish_spark.protocol.ids import OwnerEpoch
 
 LOG = logging.getLogger(__name__)
 
@@ -276,7 +275,9 @@ def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
         text = f"the next start of the query goes back to checkpoint {target}"
         return RewindStatus(RewindState.WAITING, text)
     objects = SealedObjects(job_dir.store, "the job directory")
-    done = _find_finished(order, objects)
+    numbers = sorted(objects.numbers("rewinds"), reverse=True)
+    rewinds = (objects.optional(f"rewinds/{n}.json", "rewind", RewindIntent.from_json) for n in numbers)
+    done = next((one for one in rewinds if one is not None and one.order_id == order.order_id), None)
     if done is not None:
         text = f"the job has gone back to checkpoint {target}: lineage {done.lineage}"
         return RewindStatus(RewindState.DONE, text, done.lineage, done.first_removed)
@@ -312,14 +313,6 @@ def follow_rewind(
         if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
             return status, reply
         job.clock.sleep_ms(_POLL_MS)
-
-
-def _find_finished(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
-    for number in sorted(objects.numbers("rewinds"), reverse=True):
-        done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
-        if done is not None and done.order_id == order.order_id:
-            return done
-    return None
 
 
 class PendingRewind:
