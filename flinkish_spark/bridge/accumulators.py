@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import SparkSession
 
 from flinkish_spark.core.accumulators import (
     ACCUMULATORS_PROPERTY,
@@ -12,12 +12,8 @@ from flinkish_spark.core.accumulators import (
     sum_counts,
 )
 from flinkish_spark.core.errors import UserFunctionError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.protocol.accumulators import AccumulatorValues
-    from flinkish_spark.protocol.user_metrics import UserMetrics
+from flinkish_spark.protocol.accumulators import AccumulatorValues
+from flinkish_spark.protocol.user_metrics import UserMetrics
 
 
 class NoTallies:

@@ -8,7 +8,10 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
 from flinkish_spark.checkpoint import epoch_writer
@@ -20,10 +23,6 @@ from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.protocol.cancellation import CancellationRules, CancellationStep
 from flinkish_spark.protocol.limits import exceeds
 from flinkish_spark.protocol.process_loss import JobProcess
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 LOG = logging.getLogger(__name__)
 _LOOK_MS = 100

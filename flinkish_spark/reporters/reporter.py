@@ -6,24 +6,19 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flinkish_spark.checkpoint.hooks import QuietListener
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.client import ExecutionListener
+from flinkish_spark.job.client import ExecutionListener, JobExecutionResult
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
-from flinkish_spark.protocol.statistics import CheckpointStatus
-
-if TYPE_CHECKING:
-    from flinkish_spark.job.client import JobExecutionResult
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
-    from flinkish_spark.protocol.job_status import Change
-    from flinkish_spark.protocol.statistics import CheckpointStatistics, StatisticsHistory
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.job_status import Change
+from flinkish_spark.protocol.statistics import CheckpointStatistics, CheckpointStatus, StatisticsHistory
 
 LOG = logging.getLogger(__name__)
 #: Report intervals without changes, since the uptime grows; longer in a bucket, where each look costs

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -24,10 +25,6 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.savepoints.files import RestoreSettings, savepoint_at
 from flinkish_spark.savepoints.restore import chains_of_savepoint, job_shape
-
-if TYPE_CHECKING:
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.planning.stream_graph import StreamGraph
 
 #: Parts of the savepoint that the program does not have.
 _MISSING = {

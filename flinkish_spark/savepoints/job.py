@@ -5,14 +5,22 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from flinkish_spark.checkpoint.spark_log import place_of_bases
+from pyspark.sql import SparkSession
+
+from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
+from flinkish_spark.planning.beginning import Beginning
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.plan_layout import PlanLayout, Position
 from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, SourceFacts
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import check_outside, savepoint_at, target_place
@@ -26,17 +34,6 @@ from flinkish_spark.savepoints.seeds import (
     read_layout,
     shuffle_partitions_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.checkpoint.spark_log import SparkLog
-    from flinkish_spark.contracts.source import SourceNode
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.planning.beginning import Beginning
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.protocol.decisions import Decision
-    from flinkish_spark.protocol.plan_layout import PlanLayout, Position
 
 
 class SavepointHandle(NamedTuple):

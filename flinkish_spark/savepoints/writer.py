@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.store_spec import StoreSpec
@@ -52,9 +53,6 @@ from flinkish_spark.savepoints.writer_plan import (
     timer_rows,
 )
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 class SavepointWriter:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -40,10 +40,6 @@ from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.rows import arrow_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 # A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
 # of a job must have had the same source positions.
