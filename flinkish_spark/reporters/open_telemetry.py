@@ -39,11 +39,6 @@ class OpenTelemetryReporter(Reporter):
     metric_exporter, span_exporter
         Exporters of the OpenTelemetry SDK; None for OTLP over HTTP.
 
-    Raises
-    ------
-    ConfigError
-        A package is missing.
-
     Examples
     --------
     >>> env.add_reporter(OpenTelemetryReporter())  # doctest: +SKIP

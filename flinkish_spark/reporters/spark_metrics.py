@@ -35,13 +35,7 @@ class SparkMetricsReporter(Reporter):
         self._spark, self._job = spark, ""
 
     def open(self, job: ReportedJob) -> None:
-        """Check that the JAR is present.
-
-        Raises
-        ------
-        ConfigError
-            The JAR is missing.
-        """
+        """Check that the JAR is present."""
         if not has_shim(self._spark):
             raise ConfigError(
                 "Spark's metric system cannot show the job's metrics",

@@ -44,11 +44,6 @@ class UiConfig:
     savepoint_dir
         Parent directory of savepoints for requests without one: an absolute path, or a URL.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used.
-
     Examples
     --------
     >>> UiConfig(port=8081, savepoint_dir="/data/savepoints").host
