@@ -16,25 +16,7 @@ from flinkish_spark.protocol.accumulators import AccumulatorValues
 from flinkish_spark.protocol.user_metrics import UserMetrics
 
 
-class NoTallies:
-    """The null object, for engines without Spark."""
-
-    def begin(self) -> None: ...
-
-    def collect(self) -> AccumulatorValues:
-        return {}
-
-    def bases(self) -> tuple[str, ...]:
-        return ()
-
-    def metrics(self) -> UserMetrics:
-        return {}
-
-
-NO_TALLIES = NoTallies()
-
-
-class TaskTallies(NoTallies):
+class TaskTallies:
     """The accumulator of one query start; reports of earlier starts' tasks are lost."""
 
     # Spark's thread adds a task's report before the Spark job of the task ends.

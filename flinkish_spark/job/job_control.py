@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
-from flinkish_spark.checkpoint.event_time import Timekeeping
+from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.catch_up import CatchUp
 from flinkish_spark.protocol.checkpoint import Schedule
@@ -123,7 +123,7 @@ class LastCheckpoint:
     def __init__(
         self,
         control: JobControl,
-        time: Timekeeping,
+        time: TimeKeeper,
         coordinator: CheckpointCoordinator,
         catch_up: CatchUp | None = None,
     ) -> None:

@@ -16,7 +16,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
+from flinkish_spark.bridge.accumulators import TaskTallies
 from flinkish_spark.bridge.buckets import copy_in_tasks
 from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
@@ -209,7 +209,7 @@ class SinkStaging:
         sinks: Sequence[PlannedSink],
         writers: Mapping[str, SinkWriter],
         context: StagingContext,
-        tallies: NoTallies = NO_TALLIES,
+        tallies: TaskTallies,
         bases: StoreSpec | None = None,
         cached_files: Mapping[str, str] = MappingProxyType({}),
         run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = run_in_order,
