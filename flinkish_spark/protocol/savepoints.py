@@ -348,6 +348,10 @@ class Problem:
 class RestoreReport:
     #: Uids of operators and sources that are restored.
     restored: tuple[str, ...]
+    #: Operators and sources that start without state or position.
+    added: tuple[str, ...]
+    #: Uids and names of hooks that are left out, as the user allows.
+    left_out: tuple[str, ...]
     #: Names of hooks whose state is restored.
     hooks: tuple[str, ...]
     #: Reasons not to restore; empty if the restore is possible.
@@ -375,8 +379,11 @@ def check_restore(savepoint: SavepointMetadata, job: JobShape, rules: RestoreRul
         if problem.misfit not in allowed and not (trusted and problem.misfit is Misfit.NOT_POSITIONABLE)
     )
     known = {**savepoint.operators, **savepoint.sources}
+    mine = [*job.operators, *job.sources]
     return RestoreReport(
-        restored=tuple(uid for uid in (*job.operators, *job.sources) if uid in known),
+        restored=tuple(uid for uid in mine if uid in known),
+        added=tuple(uid for uid in mine if uid not in known),
+        left_out=tuple(p.subject for p in found if p.misfit in allowed),
         hooks=tuple(name for name in savepoint.hooks if name in job.hooks),
         problems=problems,
     )
