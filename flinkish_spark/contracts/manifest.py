@@ -58,7 +58,8 @@ class Manifest(ABC):
         """Check the settings before anything starts and raise one clear error; write nothing."""
 
     @abstractmethod
-    def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter: ...
+    def create_writer(self, spark: SparkSession, context: ManifestContext) -> ManifestWriter:
+        """Return the writer of records."""
 
 
 class _NoManifest(ManifestWriter):

@@ -84,6 +84,7 @@ class NoRestart:
     """Every failure ends the job."""
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
+        """Give up."""
         return GiveUp("the restart strategy is NoRestart")
 
 
@@ -99,6 +100,7 @@ class FixedDelay:
         check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
+        """Restart while attempts are left."""
         if exceeds(history.attempts, self.attempts):
             return GiveUp(f"{self.attempts} restarts in a row did not help")
         return RestartAfter(self.delay_ms)
@@ -128,6 +130,7 @@ class ExponentialDelay:
         _refuse_uncountable("attempts_before_reset_backoff", self.attempts_before_reset_backoff)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
+        """Restart after the next delay, or give up after too many failures without a reset."""
         if not 0 <= random < 1:
             raise ValueError(f"random must be at least 0 and below 1, got {random!r}")
         delay, attempts = float(self.initial_delay_ms), 1
@@ -160,6 +163,7 @@ class FailureRate:
         _refuse_uncountable("max_failures", self.max_failures)
 
     def decide(self, history: RestartHistory, random: float = NO_JITTER) -> RestartAfter | GiveUp:
+        """Restart unless failures come too fast."""
         newest_ms = history.failures_ms[-1]
         recent = [t for t in history.failures_ms if newest_ms - t <= self.interval_ms]
         if len(recent) > self.max_failures:
