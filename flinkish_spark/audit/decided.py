@@ -27,8 +27,6 @@ _Order = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class BatchName:
-    """The name of a micro-batch in records."""
-
     lineage: Lineage
     batch: BatchId
 

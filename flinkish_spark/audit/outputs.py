@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import unquote
 
 import numpy as np
@@ -244,7 +244,7 @@ def _fill_nulls(column: Any) -> Int64s:
     return np.asarray(column.fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
 
-_LOG = "_delta_log"
+LOG_FOLDER = "_delta_log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,9 +272,9 @@ class DeltaLog:
         """Yield the versions written since the last call."""
         while True:
             try:
-                text = (self._table / _LOG / f"{self._next:020}.json").read_text(encoding="utf-8")
+                text = (self._table / LOG_FOLDER / f"{self._next:020}.json").read_text(encoding="utf-8")
             except FileNotFoundError:
-                if self._next == 0 and any((self._table / _LOG).glob("*.json")):
+                if self._next == 0 and any((self._table / LOG_FOLDER).glob("*.json")):
                     raise EnvironmentFault(
                         f"the log of the table {self._table} does not begin at version 0 any more",
                         why="Delta has cleaned it up (delta.logRetentionDuration)",
@@ -326,32 +326,16 @@ class Table:
     versions: tuple[TableVersion, ...]
     #: Data files, each with the version that added it.
     added_in: Mapping[Path, TableVersion]
-    #: Parquet files in the table's folder that its log never named.
-    orphans: tuple[Path, ...]
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        return tuple(self.added_in)
 
     @classmethod
-    def read(cls, table: Path) -> Table:
+    def read(cls, table: Path) -> Self:
         versions = tuple(DeltaLog(table).new_versions())
         active: dict[str, TableVersion] = {}
-        ever = set()
         for version in versions:
             for path in version.removed:
                 active.pop(path, None)
             active.update(dict.fromkeys(version.added, version))
-            ever |= set(version.added)
-        there = sorted(table.rglob("*.parquet")) if table.is_dir() else []
-        data = [p for p in there if _LOG not in p.relative_to(table).parts]
-        orphans = tuple(p for p in data if p.relative_to(table).as_posix() not in ever)
-        return cls(versions, {table / path: version for path, version in active.items()}, orphans)
-
-    def rows(self, *columns: str) -> Iterator[tuple[object, ...]]:
-        for path in self.files:
-            content = parquet.ParquetFile(path).read(columns=list(columns))
-            yield from zip(*(content.column(name).to_pylist() for name in columns), strict=True)
+        return cls(versions, {table / path: version for path, version in active.items()})
 
 
 #: Header or column with the micro-batch of a row.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pyspark.sql import SparkSession
 
 from flinkish_spark.core.accumulators import (
     ACCUMULATORS_PROPERTY,
@@ -12,33 +12,11 @@ from flinkish_spark.core.accumulators import (
     sum_counts,
 )
 from flinkish_spark.core.errors import UserFunctionError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.protocol.accumulators import AccumulatorValues
-    from flinkish_spark.protocol.user_metrics import UserMetrics
+from flinkish_spark.protocol.accumulators import AccumulatorValues
+from flinkish_spark.protocol.user_metrics import UserMetrics
 
 
-class NoTallies:
-    """The null object, for engines without Spark."""
-
-    def begin(self) -> None: ...
-
-    def collect(self) -> AccumulatorValues:
-        return {}
-
-    def bases(self) -> tuple[str, ...]:
-        return ()
-
-    def metrics(self) -> UserMetrics:
-        return {}
-
-
-NO_TALLIES = NoTallies()
-
-
-class TaskTallies(NoTallies):
+class TaskTallies:
     """The accumulator of one query start; reports of earlier starts' tasks are lost."""
 
     # Spark's thread adds a task's report before the Spark job of the task ends.

@@ -5,18 +5,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.session import ask_executors, jvm
 from flinkish_spark.core.errors import EnvironmentFault, StoreError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.store import Store
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec
 
 #: A temporary key below the job directory.
 _PROBES = ".probes"

@@ -300,8 +300,6 @@ class Projection:
 
 @dataclass(frozen=True)
 class RowFilter:
-    """A filter."""
-
     condition: Column
     #: The same over Arrow columns; None where that may be another value.
     in_arrow: Expression | None
@@ -347,8 +345,6 @@ class _NoSuchPlan(Exception):
 
 
 class _PlanReader:
-    """The analysis of one plan."""
-
     def __init__(self, session: Any, known: dict[int, str], prefix: str) -> None:
         self._session, self._known = session, known
         jvm = session._jvm
@@ -527,7 +523,6 @@ def _compares_alike(kind: str, value: Any) -> bool:
 
 
 def _constant(expression: Any) -> Constant:
-    """Translate a literal, or an integer literal that Spark has widened; other values may change."""
     kind, literal = _type_of(expression), expression
     if _kind(expression) == "Cast":
         literal = expression.child()

@@ -9,16 +9,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from py4j.clientserver import ClientServer
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
+from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.session import jvm, runs_tasks_itself
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 R = TypeVar("R")
 

@@ -24,19 +24,17 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkFiles
+from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.session import jvm
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_error
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: Prefix of our names in the folder of Spark's files.
 OWN_PREFIX = "flinkish-"

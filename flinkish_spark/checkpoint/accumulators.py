@@ -53,7 +53,3 @@ class AccumulatorKeeper:
         with self._lock:
             self._after_batch = {known: one for known, one in self._after_batch.items() if known >= batch}
             return self._after_batch.get(batch, self._now)
-
-
-#: For tests and tools that run a part of a job: it counts nothing.
-NO_ACCUMULATORS = AccumulatorKeeper(AccumulatorTotals())

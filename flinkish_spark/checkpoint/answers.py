@@ -96,8 +96,6 @@ class CheckpointAnswer:
 
 @dataclass(frozen=True)
 class CheckpointTriggerRequest:
-    """A request on its way to the coordinator."""
-
     purpose: CheckpointPurpose
     #: Called once, in a thread of the job's; must not block.
     on_answer: Callable[[CheckpointAnswer], None]

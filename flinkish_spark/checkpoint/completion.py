@@ -9,13 +9,13 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flinkish_spark.checkpoint.accumulators import NO_ACCUMULATORS, AccumulatorKeeper
+from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper
 from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
-from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
+from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.failures import RetryPolicy, classify
 from flinkish_spark.checkpoint.statistics import StagedAge
 from flinkish_spark.core.clock import backoff_ms
@@ -60,13 +60,13 @@ class CoordinatorParts:
     write_savepoint: Callable[[Decision, str], None]
     #: Called after a receipt, in the thread that wrote it.
     on_receipt: Callable[[Decision], None]
-    time: Timekeeping = NO_TIME
+    time: TimeKeeper
+    accumulators: AccumulatorKeeper
     #: Called for staged data that has waited for half of its lifetime.
     on_aging: Callable[[StagedAge], None] = lambda age: None
     #: Called after a decision and before its first commit, in the deciding thread; may take a while.
     #: Returns whether the checkpoint's state is pinned.
     on_decided: Callable[[Decision], bool] = lambda decision: False
-    accumulators: AccumulatorKeeper = NO_ACCUMULATORS
     #: Wall-clock time of the newest decision; None if there is none. The first interval counts from it.
     decided_at_ms: int | None = None
 

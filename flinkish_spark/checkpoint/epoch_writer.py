@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from flinkish_spark.checkpoint.context import JobContext
-from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
+from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.staging import Staging
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import InternalError
@@ -84,7 +84,7 @@ class EpochWriterParts:
     #: Returns whether to hold the next micro-batch back.
     must_wait: Callable[[], bool]
     #: Computes the times of the next micro-batch from the reports of tasks.
-    time: Timekeeping = NO_TIME
+    time: TimeKeeper
     #: Called before a micro-batch is staged.
     begins: Callable[[], None] = lambda: None
     #: Names of the operators that call systems outside within a micro-batch.

@@ -40,46 +40,7 @@ from flinkish_spark.protocol.watermark_alignment import HeldChannels, find_held_
 from flinkish_spark.protocol.watermarks import EventTime, next_micro_batch_ms, step
 
 
-class Timekeeping:
-    """Keeps no time, for tests and tools that run a part of a job; the interface of :class:`TimeKeeper`."""
-
-    @property
-    def can_end(self) -> bool:
-        """Return whether all input is over, so that the final checkpoint can be requested."""
-        return False
-
-    @property
-    def has_ended(self) -> bool:
-        """Return whether all input is over and every operator has seen that, so that the job can end."""
-        return False
-
-    @property
-    def is_due_at_once(self) -> bool:
-        """Return whether a timer waits for the next micro-batch: a watermark has passed it."""
-        return False
-
-    def add_times(self, staged: StagedBatch) -> StagedBatch:
-        """Return a staged micro-batch with its times, which tasks have reported; before it is written."""
-        return staged
-
-    def on_staged(self, staged: StagedBatch) -> None:
-        """Advance time by a micro-batch whose staged file is durable."""
-
-    def wake(self) -> None:
-        """Offer a micro-batch if a timer or the end of input makes one due; called every few milliseconds."""
-
-    def on_offer(self, purpose: CheckpointPurpose) -> None:
-        """Prepare for the barrier of a checkpoint that is about to be offered."""
-
-    def find_event_time(self, batch: BatchId) -> EventTime | None:
-        """Return the event time after a micro-batch that is about to be decided; None if the job has none."""
-        return None
-
-
-NO_TIME = Timekeeping()
-
-
-class TimeKeeper(Timekeeping):
+class TimeKeeper:
     """Keeps time by the rules of `protocol/watermarks.py`; made anew for every start.
 
     tasks' reports -> add_times() -> staged file -> on_staged() -> step() -> control file -> next micro-batch
@@ -131,19 +92,23 @@ class TimeKeeper(Timekeeping):
 
     @property
     def can_end(self) -> bool:
+        """Return whether all input is over, so that the final checkpoint can be requested."""
         # The micro-batch with the final barrier tells the operators that input is over, and no timer may be
         # left after it. In a new log the first micro-batch has to show first whether input goes on.
         return self._next != BatchId(0) and (self._state.is_told_all_next or self.has_ended)
 
     @property
     def has_ended(self) -> bool:
+        """Return whether all input is over and every operator has seen that, so that the job can end."""
         return self._state.has_carried_all and self._state.agenda.next_event_time_ms is None
 
     @property
     def is_due_at_once(self) -> bool:
+        """Return whether a timer waits for the next micro-batch: a watermark has passed it."""
         return self._state.is_due_at_once
 
     def add_times(self, staged: StagedBatch) -> StagedBatch:
+        """Return a staged micro-batch with its times, which tasks have reported; before it is written."""
         is_told = has_reports(staged.acks)
         is_kept = self._plan.is_timed or self._state != self._nothing
         if not (is_told or self._is_bounded or is_kept):
@@ -179,6 +144,7 @@ class TimeKeeper(Timekeeping):
             self._offer(self._clock.wall_ms())
 
     def wake(self) -> None:
+        """Offer a micro-batch if a timer or the end of input makes one due; called every few milliseconds."""
         if self._look_at_ms is None:
             return
         now_ms = self._clock.wall_ms()

@@ -41,8 +41,6 @@ class UnknownHookState(Choice):
 
 
 class HookError(EnvironmentFault):
-    """A master hook raised."""
-
     restartable = True
     ends_when_repeated = True
 
@@ -150,7 +148,6 @@ class MasterHooks:
                         hook.restore(int(checkpoint), states[name])
 
     def close(self) -> None:
-        """Close every hook; errors are logged."""
         try:
             for name, hook in self._hooks.items():
                 try:
@@ -266,7 +263,6 @@ class JobStates:
             self._on_task(vertex, TaskEvent.RUN)
 
     def _on_task(self, vertex: str, event: TaskEvent, cause: str = "") -> None:
-        """Apply an event to one task if its state allows that."""
         with self._lock, contextlib.suppress(IllegalTransitionError):
             state, at_ms = self._state, self._clock.wall_ms()
             self._become(*state.on_task(vertex, event, attempt=state.attempt, cause=cause, at_ms=at_ms))

@@ -281,8 +281,7 @@ class BucketLog(SparkLog):
         """Delete Spark's whole checkpoint; the next lineage begins with its seed."""
         self._delete_below(self.folder)
 
-    def forget_retired(self) -> None:
-        """Do nothing."""
+    def forget_retired(self) -> None: ...
 
     def begin_replay(self, checkpoint: CheckpointId) -> BucketLog:
         self.end_replay()

@@ -26,8 +26,7 @@ class OwnerLock(Protocol):
     def acquire(self) -> None:
         """Take the lock, or raise OwnedElsewhereError at once; after LivenessUnknown, try again."""
 
-    def on_taken_over(self, epoch: OwnerEpoch) -> None:
-        """Note the owner epoch that the holder has taken."""
+    def on_taken_over(self, epoch: OwnerEpoch) -> None: ...
 
     def release(self) -> None:
         """Release the lock; a second call does nothing."""

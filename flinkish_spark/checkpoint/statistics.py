@@ -51,7 +51,7 @@ class Acknowledgements:
     """
 
     def __init__(self, asked: Collection[Participant] = (), requested_ms: int = 0, wall_ms: int = 0) -> None:
-        self._asked, self.requested_ms, self.wall_ms = asked, requested_ms, wall_ms
+        self.asked, self.requested_ms, self.wall_ms = asked, requested_ms, wall_ms
         #: Monotonic times; None for steps that have not happened yet.
         self.offered_ms: int | None = None
         self.decided_ms: int | None = None
@@ -63,9 +63,6 @@ class Acknowledgements:
     def note(self, participants: Iterable[Participant], after_ms: int) -> None:
         for participant in participants:
             self._after_ms.setdefault(participant, after_ms)
-
-    def note_hooks(self, after_ms: int) -> None:
-        self.note((p for p in self._asked if p.kind is ParticipantKind.HOOK), after_ms)
 
     def note_staged(self, staged: StagedBatch, now_ms: int) -> None:
         self._staged.append((staged, now_ms))
@@ -85,7 +82,7 @@ class Acknowledgements:
     def describe_failed(self, checkpoint: CheckpointId) -> Iterator[ParticipantStatistics]:
         """Yield the participants, those without acknowledgement first, with their barriers."""
         reported = _group_by_sink(self._staged)
-        for one in sorted(self._asked, key=lambda p: (p in self._after_ms, p.kind.value, p.uid)):
+        for one in sorted(self.asked, key=lambda p: (p in self._after_ms, p.kind.value, p.uid)):
             seen = reported.get(one.uid, []) if one.kind is ParticipantKind.SINK else None
             yield ParticipantStatistics(
                 one.uid,
@@ -175,7 +172,6 @@ def _group_by_sink(batches: Iterable[tuple[StagedBatch, int | None]]) -> dict[st
 
 
 def _find_shown_channels(checkpoint: CheckpointId, seen: Sequence[_Reported]) -> list[int]:
-    """Return the channel of every barrier of the checkpoint."""
     number = checkpoint.value
     barriers = (barrier for ack, _ in seen for task in ack.tasks for barrier in task.barriers)
     return [barrier.channel for barrier in barriers if barrier.checkpoint.value == number]
@@ -313,7 +309,8 @@ class CheckpointTracker:
     def on_offered(self, checkpoint: CheckpointId) -> None:
         times = self._times[checkpoint]
         times.offered_ms = self._clock.monotonic_ms()
-        times.note_hooks(times.offered_ms - times.requested_ms)
+        hooks = (one for one in times.asked if one.kind is ParticipantKind.HOOK)
+        times.note(hooks, times.offered_ms - times.requested_ms)
 
     def on_staged(self, checkpoint: CheckpointId, staged: StagedBatch, sync_ms: int) -> None:
         times = self._times[checkpoint]
@@ -462,8 +459,6 @@ _Key = tuple[Lineage, BatchId]
 
 @dataclass(frozen=True, slots=True)
 class StagedAge:
-    """The age of data that a sink has staged and not committed."""
-
     sink: str
     #: The oldest micro-batch of which the sink holds something.
     batch: BatchId

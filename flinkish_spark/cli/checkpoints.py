@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -22,16 +23,15 @@ from flinkish_spark.cli.client import (
     timeout_option,
 )
 from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.job.asking import (
-    RequestTimeouts,
-    ask,
-)
+from flinkish_spark.job.asking import RequestTimeouts, ask
 from flinkish_spark.job.requests import RequestKind
 from flinkish_spark.job.stored_job import (
     CheckpointView,
     StoredJob,
     checkpoint_views,
+    counts_json,
     details_of,
+    summary_json,
 )
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.statistics import StatisticsHistory
@@ -48,12 +48,19 @@ def statistics_of(job: StoredJob) -> StatisticsHistory | None:
 
 def print_details(view: CheckpointView, details: dict[str, Any]) -> None:
     print_facts(_facts(view, details))
+    participants = details["participants"]
+    channels = [{**one, **channel} for one in participants for channel in one["channels"]]
+    batches = [
+        {**one, "rows": sum(one["rows"].values()), "committables": sum(one["committables"].values())}
+        for one in details.get("batches", ())
+    ]
+    upstream = [{**cut, "ranges": len(cut["channel_state"])} for cut in details.get("upstream", ())]
     for title, columns, rows in (
-        ("participants", _PARTICIPANTS, _participant_rows(details)),
-        ("channels", _CHANNELS, _channel_rows(details)),
-        ("micro-batches", _BATCHES, _batch_rows(details)),
+        ("participants", tuple(_PARTICIPANTS), _select(_PARTICIPANTS, participants)),
+        ("channels", tuple(_CHANNELS), _select(_CHANNELS, channels)),
+        ("micro-batches", tuple(_BATCHES), _select(_BATCHES, batches)),
         ("sinks", ("sink", "committables", "answers"), _sink_rows(details)),
-        ("upstream cuts", _UPSTREAM, _upstream_rows(details)),
+        ("upstream cuts", tuple(_UPSTREAM), _select(_UPSTREAM, upstream)),
         ("group offsets", ("group", "topic", "partition", "offset"), _offset_rows(details)),
     ):
         if rows:
@@ -62,13 +69,28 @@ def print_details(view: CheckpointView, details: dict[str, Any]) -> None:
             print_table(columns, rows)
 
 
-_PARTICIPANTS = (
-    *("uid", "kind", "acknowledged", "ack ms", "rows", "bytes", "sync ms", "commit ms", "barriers"),
-    "late dropped",
-)
-_CHANNELS = ("uid", "channel", "barriers", "rows", "bytes", "align ms")
-_UPSTREAM = ("topic", "job", "checkpoint", "start delay ms", "align ms", "ranges to replay")
-_BATCHES = ("lineage", "batch", "owner", "attempt", "rows", "committables")
+#: Members of the JSON document by the headings of their columns.
+_PARTICIPANTS = {
+    **{"uid": "uid", "kind": "kind", "acknowledged": "is_acknowledged", "ack ms": "ack_ms", "rows": "rows"},
+    **{"bytes": "bytes", "sync ms": "sync_ms", "commit ms": "commit_ms", "barriers": "barriers"},
+    "late dropped": "late_dropped",
+}
+_CHANNELS = {
+    **{"uid": "uid", "channel": "channel", "barriers": "barriers", "rows": "rows", "bytes": "bytes"},
+    "align ms": "alignment_ms",
+}
+_BATCHES = {
+    **{"lineage": "lineage", "batch": "batch", "owner": "owner_epoch", "attempt": "attempt"},
+    **{"rows": "rows", "committables": "committables"},
+}
+_UPSTREAM = {
+    **{"topic": "topic", "job": "job_uuid", "checkpoint": "checkpoint", "start delay ms": "start_delay_ms"},
+    **{"align ms": "alignment_ms", "ranges to replay": "ranges"},
+}
+
+
+def _select(columns: Mapping[str, str], rows: Iterable[Mapping[str, object]]) -> list[list[object]]:
+    return [[row[name] for name in columns.values()] for row in rows]
 
 
 def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, object]]:
@@ -76,6 +98,7 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         f"{name.removesuffix('_ms')} {ms}" for name, ms in details["durations"].items() if ms is not None
     ]
     failure, late = details["failure"] or {}, details.get("late_dropped", {})
+    asked, unlisted = details["asked"], details["unlisted"]
     return [
         ("checkpoint", details["id"]),
         ("purpose", details["purpose"]),
@@ -87,8 +110,8 @@ def _facts(view: CheckpointView, details: dict[str, Any]) -> list[tuple[str, obj
         ("durations, ms", ", ".join(durations)),
         ("rows", details["rows"]),
         ("bytes staged", details["bytes_staged"]),
-        ("acknowledged", _format_acknowledged(details)),
-        ("not listed", _format_unlisted(details)),
+        ("acknowledged", "" if asked is None else f"{details['acknowledged']} of {asked}"),
+        ("not listed", f"{unlisted} participants and channels" if unlisted else ""),
         ("owner epoch", details["owner_epoch"]),
         ("lineage", details["lineage"]),
         ("micro-batch", details["batch"]),
@@ -106,81 +129,17 @@ def _format_counts(counts: dict[str, dict[str, int]]) -> str:
     return "; ".join(f"{uid}: {text}" for uid, text in told.items())
 
 
-def _format_acknowledged(details: dict[str, Any]) -> str:
-    asked = details["asked"]
-    return "" if asked is None else f"{details['acknowledged']} of {asked}"
-
-
-def _format_unlisted(details: dict[str, Any]) -> str:
-    count = details["unlisted"]
-    return f"{count} participants and channels" if count else ""
-
-
-def _participant_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
-    return [
-        (
-            p["uid"],
-            p["kind"],
-            p["is_acknowledged"],
-            p["ack_ms"],
-            p["rows"],
-            p["bytes"],
-            p["sync_ms"],
-            p["commit_ms"],
-            p["barriers"],
-            p["late_dropped"],
-        )
-        for p in details["participants"]
-    ]
-
-
-def _channel_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
-    return [
-        (p["uid"], c["channel"], c["barriers"], c["rows"], c["bytes"], c["alignment_ms"])
-        for p in details["participants"]
-        for c in p["channels"]
-    ]
-
-
-def _batch_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
-    return [
-        (
-            b["lineage"],
-            b["batch"],
-            b["owner_epoch"],
-            b["attempt"],
-            sum(b["rows"].values()),
-            sum(b["committables"].values()),
-        )
-        for b in details.get("batches", ())
-    ]
-
-
-def _sink_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
+def _sink_rows(details: dict[str, Any]) -> list[list[object]]:
     staged, answers = details.get("committables", {}), details.get("answers", {})
     return [
-        (sink, staged.get(sink, 0), ", ".join(f"{n} {name}" for name, n in answers.get(sink, {}).items()))
+        [sink, staged.get(sink, 0), ", ".join(f"{n} {name}" for name, n in answers.get(sink, {}).items())]
         for sink in sorted(staged.keys() | answers.keys())
     ]
 
 
-def _upstream_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
+def _offset_rows(details: dict[str, Any]) -> list[list[object]]:
     return [
-        (
-            cut["topic"],
-            cut["job_uuid"],
-            cut["checkpoint"],
-            cut["start_delay_ms"],
-            cut["alignment_ms"],
-            len(cut["channel_state"]),
-        )
-        for cut in details.get("upstream", ())
-    ]
-
-
-def _offset_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
-    return [
-        (group, topic, partition, offset)
+        [group, topic, partition, offset]
         for group, topics in details.get("group_offsets", {}).items()
         for topic, partitions in topics.items()
         for partition, offset in partitions.items()
@@ -188,21 +147,9 @@ def _offset_rows(details: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 _LIST = (
-    "id",
-    "purpose",
-    "status",
-    "triggered",
-    "end to end ms",
-    "trigger",
-    "align",
-    "sync",
-    "async",
-    "commit",
-    "rows",
-    "go back",
-    "reason",
+    *("id", "purpose", "status", "triggered", "end to end ms", "trigger", "align", "sync", "async", "commit"),
+    *("rows", "go back", "reason"),
 )
-_SUMMARY = ("quantity", "count", "min", "avg", "p50", "p99", "max")
 
 
 @click.group()
@@ -232,16 +179,11 @@ def list_checkpoints(job: StoredJob, as_json: bool) -> None:
     if history is not None:
         print_line()
         print_line(_counts(history))
-        summary = history.summary()
+        summary = summary_json(history)
         if summary:
             print_line()
-            print_table(
-                _SUMMARY,
-                [
-                    (q.value, s.count, s.minimum, round(s.average, 1), s.p50, s.p99, s.maximum)
-                    for q, s in summary.items()
-                ],
-            )
+            columns = ("quantity", *next(iter(summary.values())))
+            print_table(columns, [(name, *one.values()) for name, one in summary.items()])
 
 
 @checkpoints.command("show")
@@ -315,17 +257,7 @@ def _summary_json(history: StatisticsHistory | None) -> dict[str, Any]:
         return {"counts": None, "newest_restored": None, "summary": {}}
     restored = history.newest_restored
     return {
-        "counts": {**history.counts.to_json(), "in_progress": history.counts.in_progress},
+        "counts": counts_json(history),
         "newest_restored": None if restored is None else restored.to_json(),
-        "summary": {
-            quantity.value: {
-                "count": s.count,
-                "min": s.minimum,
-                "avg": s.average,
-                "p50": s.p50,
-                "p99": s.p99,
-                "max": s.maximum,
-            }
-            for quantity, s in history.summary().items()
-        },
+        "summary": summary_json(history),
     }

@@ -84,26 +84,22 @@ _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
 
 
+config_option = click.option(
+    "--command-config",
+    "config",
+    type=click.File("r", encoding="utf-8"),
+    metavar="FILE",
+    help="Properties with the security settings, as for Kafka's own tools.",
+)
+
+
 def brokers_options(command: F) -> F:
     """Add `--bootstrap-servers` and `--command-config` to a command, as `servers` and `config`."""
+    what = "Where Kafka is; the job directory does not know it."
     servers = click.option(
-        "--bootstrap-servers",
-        "servers",
-        required=True,
-        metavar="HOST:PORT,...",
-        help="Where Kafka is; the job directory does not know it.",
+        "--bootstrap-servers", "servers", required=True, metavar="HOST:PORT,...", help=what
     )
     return servers(config_option(command))
-
-
-def config_option(command: F) -> F:
-    return click.option(
-        "--command-config",
-        "config",
-        type=click.File("r", encoding="utf-8"),
-        metavar="FILE",
-        help="Properties with the security settings, as for Kafka's own tools.",
-    )(command)
 
 
 def connection_of(servers: str, config: Any) -> KafkaConnection:
@@ -268,22 +264,6 @@ _LONGEST_S = 1e9
 _HIGHEST_ID = 2**63 - 1
 
 
-def job_argument(command: F) -> F:
-    return store_option(click.argument("job", metavar="JOB_DIR", callback=_job)(command))
-
-
-def store_option(command: F) -> F:
-    return click.option(
-        "--store-option",
-        metavar="NAME=VALUE",
-        multiple=True,
-        is_eager=True,
-        expose_value=False,
-        callback=_keep_store_options,
-        help="Of the bucket that the job directory is in; secrets as NAME=env:VARIABLE.",
-    )(command)
-
-
 def store_options() -> dict[str, str]:
     given: dict[str, str] = click.get_current_context().meta.get(_STORE_OPTIONS, {})
     return given
@@ -295,21 +275,6 @@ def _keep_store_options(ctx: click.Context, param: click.Parameter, values: tupl
     if wrong is not None:
         raise click.BadParameter(f"{wrong!r} is not NAME=VALUE.")
     ctx.meta[_STORE_OPTIONS] = {name: value for name, _, value in pairs}
-
-
-def target_argument(command: F) -> F:
-    """Add the TARGET of a savepoint to a command, as an absolute path for the job's process."""
-    return click.argument("target", metavar="TARGET", callback=_target)(command)
-
-
-def directories_argument(command: F) -> F:
-    return click.argument(
-        "folders",
-        metavar="DIR...",
-        nargs=-1,
-        required=True,
-        callback=lambda ctx, param, values: tuple(map(_directory, values)),
-    )(command)
 
 
 def _directory(value: str) -> Path:
@@ -391,17 +356,6 @@ def _stat(path: Path) -> os.stat_result | None:
         raise click.BadParameter(f"{str(path)!r} cannot be accessed: {why}.") from None
 
 
-def checkpoint_argument(command: F) -> F:
-    ids = click.IntRange(min=1, max=_HIGHEST_ID)
-    return click.argument("checkpoint", metavar="ID", type=ids)(command)
-
-
-def json_option(command: F) -> F:
-    return click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout, for programs.")(
-        command
-    )
-
-
 class Seconds(click.FloatRange):
     """A range without NaN, which compares with nothing."""
 
@@ -412,18 +366,40 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-def timeout_option(command: F) -> F:
-    return click.option(
-        "--timeout-s",
-        type=Seconds(min=0, min_open=True, max=_LONGEST_S),
-        default=600.0,
-        show_default=True,
-        help="How long to wait for the answer.",
-    )(command)
+store_option = click.option(
+    "--store-option",
+    metavar="NAME=VALUE",
+    multiple=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_keep_store_options,
+    help="Of the bucket that the job directory is in; secrets as NAME=env:VARIABLE.",
+)
+#: The TARGET of a savepoint, as an absolute path for the job's process.
+target_argument = click.argument("target", metavar="TARGET", callback=_target)
+directories_argument = click.argument(
+    "folders",
+    metavar="DIR...",
+    nargs=-1,
+    required=True,
+    callback=lambda ctx, param, values: tuple(map(_directory, values)),
+)
+checkpoint_argument = click.argument("checkpoint", metavar="ID", type=click.IntRange(min=1, max=_HIGHEST_ID))
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON document on stdout, for programs."
+)
+timeout_option = click.option(
+    "--timeout-s",
+    type=Seconds(min=0, min_open=True, max=_LONGEST_S),
+    default=600.0,
+    show_default=True,
+    help="How long to wait for the answer.",
+)
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")
 
 
-def yes_option(command: F) -> F:
-    return click.option("--yes", "-y", is_flag=True, help="Do not ask before it is done.")(command)
+def job_argument(command: F) -> F:
+    return store_option(click.argument("job", metavar="JOB_DIR", callback=_job)(command))
 
 
 def confirm(explanation: str, question: str, yes: bool, as_json: bool) -> None:

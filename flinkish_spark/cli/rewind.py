@@ -29,25 +29,16 @@ from flinkish_spark.cli.client import (
     yes_option,
 )
 from flinkish_spark.core.store import CreateResult
-from flinkish_spark.job.asking import (
-    RequestTimeouts,
-    ask_until_interrupted,
-    describe,
-)
-from flinkish_spark.job.requests import ReplyKind, RequestKind
-from flinkish_spark.job.rewind import RewindStatus, find_rewind_status
-from flinkish_spark.job.stored_job import (
-    CheckpointView,
-    StoredJob,
-    checkpoint_views,
-)
+from flinkish_spark.job.asking import RequestTimeouts, describe
+from flinkish_spark.job.requests import ReplyKind
+from flinkish_spark.job.rewind import RewindStatus, find_rewind_status, follow_rewind
+from flinkish_spark.job.stored_job import CheckpointView, StoredJob, checkpoint_views
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindOrder, Tables
 from flinkish_spark.protocol.statistics import CheckpointStatus
 
 #: A running query takes the request within half a second; a starting one finds the order itself.
 _TAKEN_WITHIN_MS = 5_000
-_POLL_MS = 100
 #: Number of checkpoints that are listed one by one.
 _MOST_NAMED = 5
 
@@ -124,7 +115,6 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
 
 
 def _same_order(job: StoredJob, target: CheckpointId, tables: Tables) -> RewindOrder | None:
-    """Return the waiting order if it is the same."""
     order = job.job_dir.rewind_order()
     return order if order is not None and (order.target, order.tables) == (target, tables) else None
 
@@ -190,29 +180,20 @@ def _what_happens(
 
 
 def _follow(job: StoredJob, order: RewindOrder, owner: OwnerEpoch, timeout_s: float) -> OrderReport:
-    """Send the request, and wait until the order is closed; `owner` is the newest one before the order."""
     patience = RequestTimeouts.from_seconds(timeout_s, _TAKEN_WITHIN_MS)
-    begin_ms = job.clock.monotonic_ms()
-    reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
-    while True:
-        status = find_rewind_status(job.job_dir, order)
-        if status.state.is_closed:
-            return _report_closed(status)
-        # A job that has found the order by itself takes no request while it rewinds, and gets a new owner
-        # epoch.
-        if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
-            text = f"ordered: the next start goes back to checkpoint {order.target}; the job does not run"
-            return OrderReport(OrderOutcome.WAITS_FOR_START, text)
-        # A job that refuses the request finds the order all the same, or its successor does.
-        if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
-            # An untaken request does not matter: the order stays.
-            heard = {
-                ReplyKind.COMPLETED: "the job has begun to obey",
-                ReplyKind.NOT_TAKEN: "the job has not begun to obey",
-            }.get(reply.kind, describe(reply))
-            text = f"ordered, and not done within {timeout_s:g} s: {heard}; the order stays"
-            return OrderReport(OrderOutcome.NOT_ANSWERED, text)
-        job.clock.sleep_ms(_POLL_MS)
+    status, reply = follow_rewind(job, order, owner, patience)
+    if status is None:
+        text = f"ordered: the next start goes back to checkpoint {order.target}; the job does not run"
+        return OrderReport(OrderOutcome.WAITS_FOR_START, text)
+    if status.state.is_closed:
+        return _report_closed(status)
+    # An untaken request does not matter: the order stays.
+    heard = {
+        ReplyKind.COMPLETED: "the job has begun to obey",
+        ReplyKind.NOT_TAKEN: "the job has not begun to obey",
+    }.get(reply.kind, describe(reply))
+    text = f"ordered, and not done within {timeout_s:g} s: {heard}; the order stays"
+    return OrderReport(OrderOutcome.NOT_ANSWERED, text)
 
 
 def _report_interrupt(job: StoredJob, order: RewindOrder) -> OrderReport:

@@ -115,8 +115,6 @@ def _refuse_inside(job: StoredJob, target: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FoundSavepoint:
-    """A directory with a savepoint.json."""
-
     path: Path
     #: None if it cannot be read; then `error` has the reason.
     metadata: SavepointMetadata | None

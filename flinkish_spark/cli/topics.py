@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -56,7 +56,7 @@ def topics(job: StoredJob, topic: str, servers: str, config: Any, as_json: bool)
     with open_wire(connection_of(servers, config)) as wire:
         found = rows_of(job, topic, wire)
     if as_json:
-        print_json({**job.to_json(), "topic": topic, "rows": [row.to_json() for row in found]})
+        print_json({**job.to_json(), "topic": topic, "rows": [asdict(row) for row in found]})
     else:
         print_table(_COLUMNS, [row.cells() for row in found])
 
@@ -78,16 +78,6 @@ class TopicRow:
     def cells(self) -> tuple[object, ...]:
         age_s = None if self.age_ms is None else self.age_ms / 1_000
         return (self.partition, self.offset, self.what, self.state, age_s, self.whose)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "partition": self.partition,
-            "offset": self.offset,
-            "what": self.what,
-            "state": self.state,
-            "age_ms": self.age_ms,
-            "whose": self.whose,
-        }
 
 
 def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:

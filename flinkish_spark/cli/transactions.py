@@ -13,7 +13,6 @@ import click
 
 from flinkish_spark.cli.client import (
     ExitStatus,
-    F,
     brokers_options,
     complain,
     confirm,
@@ -53,12 +52,8 @@ _LIST = ("transactional id", "state", "age s", "timeout s", "producer", "epoch",
 _ENDED = ("transactional id", "state", "outcome", "detail")
 
 
-def ids_argument(command: F) -> F:
-    return click.argument("ids", metavar="[ID]...", nargs=-1)(command)
-
-
-def dry_run_option(command: F) -> F:
-    return click.option("--dry-run", is_flag=True, help="Print the planned actions, and do nothing.")(command)
+ids_argument = click.argument("ids", metavar="[ID]...", nargs=-1)
+dry_run_option = click.option("--dry-run", is_flag=True, help="Print the planned actions, and do nothing.")
 
 
 @click.group()
@@ -306,7 +301,6 @@ class Names:
 
 
 def _list_staged(job_dir: JobDir) -> Iterator[NamedTransaction]:
-    """Yield the transactions in staged files of any lineage."""
     for key in job_dir.store.list("staged"):
         name = key.rsplit("/", 1)[1]
         if not name.isdecimal():

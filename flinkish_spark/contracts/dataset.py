@@ -36,6 +36,5 @@ class Dataset:
 
     @classmethod
     def from_topics(cls, servers: str, topics: Iterable[str]) -> tuple[Dataset, ...]:
-        """Return the data sets of Kafka topics, at the first bootstrap server."""
         first = servers.split(",")[0].strip()
         return tuple(cls(f"kafka://{first}", topic) for topic in topics)

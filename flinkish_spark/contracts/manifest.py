@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ManifestContext:
-    """The job that writes the manifest."""
-
     job: JobUuid
     owner_epoch: OwnerEpoch
     job_name: str
@@ -49,8 +47,7 @@ class ManifestWriter(ABC):
     def newest_marks(self) -> Sequence[Mark]:
         return ()
 
-    def close(self) -> None:
-        """Release connections."""
+    def close(self) -> None: ...
 
 
 class Manifest(ABC):

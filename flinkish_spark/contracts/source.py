@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SideOutput:
-    """A further stream of a source, such as dead letters, with its sink."""
-
     uid: str
     frame: DataFrame
     sink: Sink

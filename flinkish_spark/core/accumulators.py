@@ -110,7 +110,6 @@ def tell_base(name: str) -> None:
 
 
 def sum_counts(tally: Tally) -> dict[str, AccumulatorValue]:
-    """Return the values of accumulators by name, summed over all places."""
     parts = (
         {name: AccumulatorValue.of(AccumulatorKind(kind), held) for name, (kind, held) in own.items()}
         for _, own in sorted(tally.counts.items())
@@ -119,7 +118,6 @@ def sum_counts(tally: Tally) -> dict[str, AccumulatorValue]:
 
 
 def merge_metrics(tally: Tally) -> dict[str, dict[str, UserMetric]]:
-    """Return the metrics of functions by uid and name, merged over all places."""
     return merge_subtasks(
         (uid, name, UserMetric(one.kind, one.count, one.total, one.least, one.most))
         for (_, uid), own in sorted(tally.metrics.items())

@@ -120,11 +120,6 @@ class DebeziumJson(_Changes):
         and that PostgreSQL or Oracle did not tell. Such a record is bad, it would overwrite the value. Empty:
         none is looked for.
 
-    Raises
-    ------
-    ConfigError
-        Something contradicts something else.
-
     Examples
     --------
     >>> DebeziumJson("id LONG, at TIMESTAMP", epoch_units={"at": EpochUnit.MICROSECONDS}).mode
@@ -248,11 +243,6 @@ class DebeziumAvro:
         What is made of an update.
     unavailable
         As of :class:`DebeziumJson`, in fields that are texts, bytes or arrays of texts.
-
-    Raises
-    ------
-    ConfigError
-        Something contradicts something else.
 
     Examples
     --------

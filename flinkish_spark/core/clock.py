@@ -32,11 +32,9 @@ class Clock(Protocol):
     def wall_ms(self) -> int:
         """Return milliseconds since 1970, for display."""
 
-    def sleep_ms(self, duration_ms: int) -> None:
-        """Wait."""
+    def sleep_ms(self, duration_ms: int) -> None: ...
 
-    def wait(self, event: threading.Event, timeout_ms: int) -> bool:
-        """Wait until `event` is set, at most `timeout_ms`; return whether it is."""
+    def wait(self, event: threading.Event, timeout_ms: int) -> bool: ...
 
 
 def wall_ms() -> int:
@@ -97,7 +95,6 @@ def log_span(what: str, took_ms: int) -> None:
 
 @contextmanager
 def span(what: str) -> Iterator[None]:
-    """Log how long the block took, also if it raises."""
     began_ns = time.monotonic_ns()
     try:
         yield
@@ -110,11 +107,9 @@ _POLL_MS = 10
 
 
 class RunningThread(Protocol):
-    def is_alive(self) -> bool:
-        """Return whether the thread still runs."""
+    def is_alive(self) -> bool: ...
 
-    def join(self) -> None:
-        """Wait for its end; called by another thread."""
+    def join(self) -> None: ...
 
 
 class Threads(Protocol):

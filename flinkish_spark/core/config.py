@@ -74,11 +74,6 @@ class CheckpointConfig:
         For a job directory in a bucket: how long a start, or a standby, hears nothing of the owner before it
         takes it for dead. Owners are heard of every 5 s; at least 15 s.
 
-    Raises
-    ------
-    ConfigError
-        A value is out of range, or of another type.
-
     Examples
     --------
     >>> CheckpointConfig(interval_ms=2_000).timeout_ms
@@ -158,11 +153,6 @@ class FixedDelay(_CheckedSettings, rules.FixedDelay):
     delay_ms
         Time before each.
 
-    Raises
-    ------
-    ConfigError
-        A value is out of range; times are at most 365 days.
-
     Examples
     --------
     >>> FixedDelay(attempts=10, delay_ms=200)
@@ -192,11 +182,6 @@ class ExponentialDelay(_CheckedSettings, rules.ExponentialDelay):
     attempts_before_reset_backoff
         Restarts until then; one more failure ends the job. 0 for none, UNLIMITED for no end.
 
-    Raises
-    ------
-    ConfigError
-        A value is out of range; times are at most 365 days.
-
     Examples
     --------
     >>> ExponentialDelay(initial_delay_ms=100).max_delay_ms
@@ -217,11 +202,6 @@ class FailureRate(_CheckedSettings, rules.FailureRate):
         Length of the interval, which ends with the newest failure.
     delay_ms
         Time before each restart.
-
-    Raises
-    ------
-    ConfigError
-        A value is out of range; times are at most 365 days.
 
     Examples
     --------
@@ -246,11 +226,6 @@ class CancellationConfig(_CheckedSettings, cancellation.CancellationRules):
         for never. A thread on the driver that hangs in a commit, or a listener, is left behind with the same
         error. The next start, or a standby, goes on from the last checkpoint, and commits what is decided.
         A stop by a signal is cancelled when no micro-batch and no checkpoint has ended for so long.
-
-    Raises
-    ------
-    ConfigError
-        A value is out of range.
 
     Examples
     --------

@@ -76,8 +76,6 @@ def tag_name(tag: OutputTag) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The watermarks and the processing time of a micro-batch, in milliseconds."""
-
     #: The watermark of the last micro-batch.
     watermark_before_ms: int
     #: The watermark of this micro-batch; never less.

@@ -144,11 +144,6 @@ class SchemaRegistry:
     registration
         How a sink's schema gets there.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used.
-
     Examples
     --------
     >>> SchemaRegistry("http://registry:8081", username="job", password="secret")

@@ -180,7 +180,8 @@ class HdfsStore(CountedStore):
 
     def _write_hidden(self, target: str, chunks: Callable[[], Iterable[bytes]], size: int) -> str:
         """Write bytes durably under a hidden name beside the target; return its path."""
-        path = self._make_hidden_path(target)
+        folder, _, name = target.rpartition("/")
+        path = f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
 
         def write(hdfs: Client) -> None:
             with hdfs.create(path) as file:
@@ -292,10 +293,6 @@ class HdfsStore(CountedStore):
         if _ODD.search(key):
             raise ValueError(f"not a key of a store on HDFS: {key!r}")
         return f"{self._root}/{parse_key(key)}"
-
-    def _make_hidden_path(self, path: str) -> str:
-        folder, _, name = path.rpartition("/")
-        return f"{folder}/.{name}.{uuid.uuid4().hex}.tmp"
 
     def _patience(self) -> int:
         is_heard_of = self._namenode in _HEARD_OF

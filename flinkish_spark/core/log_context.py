@@ -13,7 +13,6 @@ _FACTS: ContextVar[Mapping[str, str | int]] = ContextVar("_FACTS", default=_NOTH
 
 @contextmanager
 def add_log_facts(**facts: str | int) -> Iterator[None]:
-    """Add facts to those of the current thread for the block."""
     token = _FACTS.set({**_FACTS.get(), **facts})
     try:
         yield

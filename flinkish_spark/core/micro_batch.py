@@ -73,7 +73,6 @@ class MicroBatch(StoredObject):
         )
 
     def progress(self, uid: str) -> Progress:
-        """Return the watermarks and times of an operator."""
         watermark_ms = self.watermarks.get(uid)
         before_ms = min(self.before.get(uid), watermark_ms)
         # A window that ends with this millisecond takes the elements of this micro-batch before it fires.

@@ -45,8 +45,6 @@ Observer = StepObserver[Step]
 
 
 class SilentObserver:
-    def on_step_start(self, step: enum.Enum, subject: str) -> None:
-        """Do nothing."""
+    def on_step_start(self, step: enum.Enum, subject: str) -> None: ...
 
-    def on_step_end(self, step: enum.Enum, subject: str) -> None:
-        """Do nothing."""
+    def on_step_end(self, step: enum.Enum, subject: str) -> None: ...

@@ -38,11 +38,9 @@ class ObjectMissing(KeyError):
 class Store(Protocol):
     """Keys are relative POSIX paths like ``checkpoints/7/decision.json``."""
 
-    def read(self, key: str) -> bytes:
-        """Return the object; raise ObjectMissing if there is none."""
+    def read(self, key: str) -> bytes: ...
 
-    def put(self, key: str, data: bytes) -> None:
-        """Write the object, replacing an older one atomically."""
+    def put(self, key: str, data: bytes) -> None: ...
 
     def create_if_absent(self, key: str, data: bytes) -> CreateResult:
         """Write the object only if the key is free; of several callers exactly one gets CREATED."""
@@ -50,8 +48,7 @@ class Store(Protocol):
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys directly below a folder, sorted, without hidden ones; empty if missing."""
 
-    def delete(self, key: str) -> None:
-        """Delete the object; a missing one is no error."""
+    def delete(self, key: str) -> None: ...
 
 
 class FileStore(Store, Protocol):

@@ -24,8 +24,6 @@ from flinkish_spark.core.metric_group import MetricGroup, ask_gauges
 
 @dataclass(frozen=True, slots=True)
 class Subtask:
-    """One of an operator's parallel parts."""
-
     #: Its number, from 0, and the number of subtasks; None if a worker cannot know it.
     index: int = 0
     parallelism: int | None = 1
@@ -80,7 +78,6 @@ def counting_as(counts_as: str) -> Iterator[None]:
 
 @contextmanager
 def running_as(subtask: Subtask) -> Iterator[None]:
-    """Set the subtask that functions see in the block; for harnesses."""
     token = _IN_HARNESS.set(subtask)
     try:
         yield

@@ -8,7 +8,10 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
+
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkish_spark.bridge.query_threads import QueryThreads, end_jvm
 from flinkish_spark.checkpoint import epoch_writer
@@ -21,10 +24,6 @@ from flinkish_spark.protocol.cancellation import CancellationRules, Cancellation
 from flinkish_spark.protocol.limits import exceeds
 from flinkish_spark.protocol.process_loss import JobProcess
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
-
 LOG = logging.getLogger(__name__)
 _LOOK_MS = 100
 #: Time limit for the last interrupt and for finding out where the query hangs.
@@ -33,8 +32,6 @@ _MOST_FRAMES = 4
 
 
 class _Attempt:
-    """The attempt to end one query, and its outcome."""
-
     def __init__(self, query: StreamingQuery, threads: QueryThreads) -> None:
         self._query, self._threads = query, threads
         self.has_ended = threading.Event()
@@ -102,7 +99,6 @@ class QueryCancellation:
             raise attempt.failure
 
     def _end_process(self, attempt: _Attempt, for_ms: int) -> CancellationTimedOut:
-        """End the process, and return the error to raise."""
         has_ended = end_jvm(self._spark)
         done = (
             "the JVM of this driver was ended" if has_ended else "the JVM of this driver could not be ended"

@@ -11,7 +11,9 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session_files import (
@@ -22,12 +24,8 @@ from flinkish_spark.bridge.session_files import (
     ship_tree,
 )
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, unusable
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.core.store_spec import StoreSpec
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
@@ -50,9 +52,6 @@ from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 #: Packages that Spark's Python workers need, by their names in pip.
 _PACKAGES = ("flinkish-spark", "pyspark", "pyarrow", "pandas", "kafka-python")
@@ -376,7 +375,6 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
 
 
 def _owner(place: StoreSpec) -> Iterator[Finding]:
-    """Report the owner of the job directory, if there is one."""
     with contextlib.suppress(StoreError):
         known = open_job_dir(place).find_settings()
         if known is not None:

@@ -89,8 +89,7 @@ class QueryEngine(Protocol):
     def uids(self) -> tuple[str, ...]: ...
 
     @property
-    def operators(self) -> tuple[str, ...]:
-        """Return the uids of the keyed operators."""
+    def operators(self) -> tuple[str, ...]: ...
 
     @property
     def vertices(self) -> tuple[JobVertex, ...]: ...
@@ -98,8 +97,7 @@ class QueryEngine(Protocol):
     def check(self) -> None:
         """Raise an error for a job that cannot work, before anything starts or is written."""
 
-    def lock(self) -> OwnerLock:
-        """Return the lock of the job directory, not taken yet."""
+    def lock(self) -> OwnerLock: ...
 
     def record_job(self) -> JobUuid:
         """Record the job's settings at the first start, compare them later; the caller holds the lock."""
@@ -110,8 +108,7 @@ class QueryEngine(Protocol):
     def pins(self, log: SparkLog) -> CheckpointPins:
         """Return the pins, which keep the state that retained checkpoints need."""
 
-    def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:
-        """Return the committers by sink uid, in the order in which sinks commit."""
+    def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]: ...
 
     def manifest(self, job: JobUuid, ownership: Ownership) -> ManifestWriter:
         """Return the writer of the manifest of complete checkpoints; NO_MANIFEST if the job has none."""

@@ -6,7 +6,9 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.checkpoint.failures import is_outage
@@ -20,10 +22,6 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.watchdog import note_failure
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
-
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
 
 LOG = logging.getLogger(__name__)
 #: Number of micro-batches that a rewind may run again; counts of older ones are final.
@@ -39,7 +37,6 @@ class Inputs:
     log: SparkLog
 
     def position(self) -> LoggedOffsets | None:
-        """Return how far the newest complete micro-batch has read; None before the first."""
         committed = self.log.batches(COMMITS)
         text = self.log.read(OFFSETS, max(committed)) if committed else None
         return None if text is None else LoggedOffsets.parse(text)

@@ -42,8 +42,6 @@ class Reseeding(Protocol):
 
 
 class Replaying(Protocol):
-    """Stages lost data of a decided checkpoint again."""
-
     def replay(
         self,
         decision: Decision,

@@ -210,8 +210,6 @@ class Claimant(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Claim(StoredObject):
-    """The claim to a request, created once before it is carried out or withdrawn."""
-
     by: Claimant
     owner_epoch: OwnerEpoch
 

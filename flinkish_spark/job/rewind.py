@@ -33,9 +33,11 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.core.validation import to_ms
+from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted
+from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind
 from flinkish_spark.protocol.decisions import RewindIntent, Verdict
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import (
     RetainedCheckpoint,
     RewindKind,
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
     from flinkish_spark.checkpoint.retention import CheckpointPins
     from flinkish_spark.job.inputs import Inputs
+    from flinkish_spark.job.stored_job import StoredJob
 
 LOG = logging.getLogger(__name__)
 
@@ -233,8 +236,6 @@ _POLL_MS = 100
 
 
 class RewindState(enum.Enum):
-    """The state of a rewind order."""
-
     #: Nothing has changed yet; the next start of the query carries the order out.
     WAITING = "WAITING"
     #: Its intent is durable: this start or a later one finishes it.
@@ -252,8 +253,6 @@ class RewindState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class RewindStatus:
-    """The status of a rewind order."""
-
     state: RewindState
     #: The state in words, without a full stop.
     text: str
@@ -276,7 +275,9 @@ def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
         text = f"the next start of the query goes back to checkpoint {target}"
         return RewindStatus(RewindState.WAITING, text)
     objects = SealedObjects(job_dir.store, "the job directory")
-    done = _find_finished(order, objects)
+    numbers = sorted(objects.numbers("rewinds"), reverse=True)
+    rewinds = (objects.optional(f"rewinds/{n}.json", "rewind", RewindIntent.from_json) for n in numbers)
+    done = next((one for one in rewinds if one is not None and one.order_id == order.order_id), None)
     if done is not None:
         text = f"the job has gone back to checkpoint {target}: lineage {done.lineage}"
         return RewindStatus(RewindState.DONE, text, done.lineage, done.first_removed)
@@ -291,12 +292,27 @@ def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
     )
 
 
-def _find_finished(order: RewindOrder, objects: SealedObjects) -> RewindIntent | None:
-    for number in sorted(objects.numbers("rewinds"), reverse=True):
-        done = objects.optional(f"rewinds/{number}.json", "rewind", RewindIntent.from_json)
-        if done is not None and done.order_id == order.order_id:
-            return done
-    return None
+def follow_rewind(
+    job: StoredJob, order: RewindOrder, owner: OwnerEpoch, patience: RequestTimeouts
+) -> tuple[RewindStatus | None, Reply]:
+    """Ask a running job to obey an order, and wait until it is closed or the time is over.
+
+    `owner` is the newest one before the order. The status is None if no job runs that could obey.
+    """
+    begin_ms = job.clock.monotonic_ms()
+    reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
+    while True:
+        status = find_rewind_status(job.job_dir, order)
+        if status.state.is_closed:
+            return status, reply
+        # A job that has found the order by itself takes no request while it rewinds, and gets a new owner
+        # epoch.
+        if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
+            return None, reply
+        # A job that refuses the request finds the order all the same, or its successor does.
+        if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
+            return status, reply
+        job.clock.sleep_ms(_POLL_MS)
 
 
 class PendingRewind:

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
-from flinkish_spark.bridge.accumulators import NO_TALLIES, NoTallies, TaskTallies
+from flinkish_spark.bridge.accumulators import TaskTallies
 from flinkish_spark.bridge.buckets import copy_in_tasks
 from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
@@ -98,10 +99,6 @@ from flinkish_spark.savepoints.files import why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
 from flinkish_spark.transport import columns as C
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 LOG = logging.getLogger(__name__)
 
@@ -214,7 +211,7 @@ class SinkStaging:
         sinks: Sequence[PlannedSink],
         writers: Mapping[str, SinkWriter],
         context: StagingContext,
-        tallies: NoTallies = NO_TALLIES,
+        tallies: TaskTallies,
         bases: StoreSpec | None = None,
         cached_files: Mapping[str, str] = MappingProxyType({}),
         run_all: Callable[[Sequence[Callable[[], Any]]], list[Any]] = run_in_order,
@@ -558,8 +555,6 @@ class SparkEngine:
 
 @dataclass(frozen=True)
 class SparkPlan:
-    """A :class:`~flinkish_spark.job.engine.QueryPlan`."""
-
     spark: SparkSession
     planned: PlannedJob
     settings: JobSettings
@@ -631,8 +626,6 @@ class SparkPlan:
 
 
 class SparkQuery:
-    """A :class:`~flinkish_spark.job.engine.RunningQuery`."""
-
     def __init__(self, plan: SparkPlan, query: StreamingQuery) -> None:
         settings = plan.settings
         self._query, self._clock, self._dropped, self._costs = query, settings.clock, plan.dropped, plan.costs

@@ -229,6 +229,25 @@ def _all_of(history: StatisticsHistory | None) -> Iterable[CheckpointStatistics]
     return (*(one for one in newest if one is not None), *history.entries)
 
 
+def counts_json(history: StatisticsHistory) -> dict[str, int]:
+    return {**history.counts.to_json(), "in_progress": history.counts.in_progress}
+
+
+def summary_json(history: StatisticsHistory, digits: int | None = None) -> dict[str, dict[str, float]]:
+    """Return the summary of each measured quantity, with averages of so many digits, or all of them."""
+    return {
+        quantity.value: {
+            "count": one.count,
+            "min": one.minimum,
+            "avg": one.average if digits is None else round(one.average, digits),
+            "p50": one.p50,
+            "p99": one.p99,
+            "max": one.maximum,
+        }
+        for quantity, one in history.summary().items()
+    }
+
+
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:
     """Return the value that `checkpoints show --json` prints; see `docs/command-line.md`."""
     # Committables are only counted and hooks only named: their contents belong to external systems.

@@ -14,33 +14,23 @@ order begins a new ownership. One object per `execute`.
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import NoReturn
 
 from flinkish_spark.checkpoint.accumulators import AccumulatorKeeper, AccumulatorTotals
-from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest
 from flinkish_spark.checkpoint.commit import Confirmation, JobInterruptedError
 from flinkish_spark.checkpoint.completion import CoordinatorParts
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import ControlFile
-from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator, StopWithSavepointError
+from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
-from flinkish_spark.checkpoint.event_time import TimeKeeper, Timekeeping
-from flinkish_spark.checkpoint.failures import (
-    QueryError,
-    RepeatableUserError,
-    classify,
-    classify_alive,
-    identity_of,
-    is_outage,
-    kind_of,
-)
+from flinkish_spark.checkpoint.event_time import TimeKeeper
+from flinkish_spark.checkpoint.failures import QueryError, classify, classify_alive
 from flinkish_spark.checkpoint.hooks import JobStates
 from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
 from flinkish_spark.checkpoint.retention import CompletedCheckpoints
@@ -55,7 +45,6 @@ from flinkish_spark.core.errors import (
     FlinkishError,
     InputLostError,
     NoProgressError,
-    SparkGoneError,
     raise_translated,
 )
 from flinkish_spark.core.job_dir import JobDir
@@ -65,6 +54,7 @@ from flinkish_spark.job.cancellation import make_timeout_error
 from flinkish_spark.job.catch_up import CatchUp
 from flinkish_spark.job.engine import JobProgress, JobSettings, QueryEngine, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import Inputs, ask_until_answered
+from flinkish_spark.job.job_control import JobControl, LastCheckpoint, QueryEnd
 from flinkish_spark.job.recovery import (
     Recovery,
     RecoveryResult,
@@ -74,269 +64,22 @@ from flinkish_spark.job.recovery import (
 )
 from flinkish_spark.job.replay import Replayer
 from flinkish_spark.job.requests import LOOK_IN_BUCKET_MS, LOOK_MS, RequestWatcher, RestartForRewind
+from flinkish_spark.job.restart_policy import RestartPolicy
 from flinkish_spark.job.rewind import PendingRewind, RewindError, order_rewind
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.timeline import settle_timeline
-from flinkish_spark.protocol.checkpoint import IllegalTransitionError, Schedule
+from flinkish_spark.protocol.checkpoint import IllegalTransitionError
 from flinkish_spark.protocol.decisions import Decision, Receipt
-from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.failures import FailureManager
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage
+from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
-from flinkish_spark.protocol.limits import Limit, exceeds
+from flinkish_spark.protocol.limits import exceeds
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.restart import (
-    TRIES_WITHOUT_PROGRESS,
-    GiveUp,
-    RepeatedFailures,
-    RestartHistory,
-    RestartStrategy,
-)
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.watermarks import EventTime
 
 LOG = logging.getLogger(__name__)
-
-
-class RestartPolicy:
-    """The restart policy: failures of one job in one process; used by the supervisor's thread."""
-
-    def __init__(
-        self,
-        strategy: RestartStrategy,
-        random: Callable[[], float],
-        tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
-    ) -> None:
-        self._strategy, self._random = strategy, random
-        #: Records for which a user function raised an error: the second time ends the job.
-        self._failed_records: set[tuple[object, ...]] = set()
-        #: Such errors that name no record; after a checkpoint it is a different record.
-        self._unplaced: set[tuple[object, ...]] = set()
-        self._failed_while_stopping = False
-        self._repeated = RepeatedFailures(tries_without_progress)
-        #: The first failure of each counted cause and kind.
-        self._first: dict[str, FlinkishError] = {}
-        self._first_of_kind: dict[str, FlinkishError] = {}
-        self.history = RestartHistory()
-
-    def gives_up(self, error: FlinkishError, control: JobControl) -> bool:
-        """Return True if the job ends after this failure since it was stopped or cancelled."""
-        if isinstance(error, CancellationTimedOut):
-            # The user who cancelled the job must learn that its process was ended.
-            raise error
-        if control.cancel_wanted.is_set():
-            LOG.warning("the job is cancelled; before that it failed: %s", error)
-            return True
-        if control.stop_wanted.is_set() and self._failed_while_stopping:
-            # The query was restarted once for its last checkpoint; more restarts would never end.
-            LOG.error("stopped without a last checkpoint; the next start continues: %s", error)
-            return True
-        self._failed_while_stopping = control.stop_wanted.is_set()
-        return False
-
-    def delay_ms_after(self, error: FlinkishError, now_ms: int, batch: BatchId | None = None) -> int:
-        """Return the delay before the next start; raise an error if there is none."""
-        if isinstance(error, StopWithSavepointError):
-            # The savepoint failed and not the job: it restarts, whatever its restart strategy is.
-            return 0
-        if isinstance(error, SparkGoneError) or not error.restartable:
-            raise error
-        if isinstance(error, RepeatableUserError):
-            if error.record in self._failed_records:
-                raise error
-            self._failed_records.add(error.record)
-            if not error.is_placed:
-                self._unplaced.add(error.record)
-        self.history = self.history.add_failure(now_ms)
-        if error.ends_when_repeated and not is_outage(error):
-            self._raise_if_stuck(error, batch)
-        verdict = self._strategy.decide(self.history, self._random())
-        if isinstance(verdict, GiveUp):
-            LOG.error("not restarting: %s", verdict.reason)
-            raise error
-        return verdict.delay_ms
-
-    def ran_well(self) -> None:
-        """Record a confirmed checkpoint as progress."""
-        self._failed_records -= self._unplaced
-        self._unplaced.clear()
-        self._repeated = self._repeated.reset()
-        self._first.clear()
-        self._first_of_kind.clear()
-        self.history = self.history.reset_attempts()
-
-    def _raise_if_stuck(self, error: FlinkishError, batch: BatchId | None) -> None:
-        cause, kind = identity_of(error), kind_of(error)
-        self._repeated = repeated = self._repeated.add_failure(
-            None if batch is None else batch.value, cause, kind
-        )
-        if repeated.times_of_kind(kind) == 1:
-            self._first_of_kind[kind] = error
-        if repeated.times(cause) == 1:
-            # Messages may differ each time, so failures that no longer count are removed here, too.
-            self._first = {c: e for c, e in self._first.items() if repeated.times(c)} | {cause: error}
-        if repeated.is_stuck(cause):
-            first, tries = self._first[cause], repeated.times(cause)
-        elif repeated.is_stuck_in(kind):
-            first, tries = self._first_of_kind[kind], repeated.times_of_kind(kind)
-        else:
-            return
-        LOG.error("not restarting: it failed %s times without progress", tries)
-        where = "before its first micro-batch" if batch is None else f"at micro-batch {batch}"
-        reason = (
-            f"it failed {tries} times {where} with no checkpoint in between, so another restart will not help"
-        )
-        mend = first.what_to_do or "correct the cause; then the job continues from its last checkpoint"
-        raise NoProgressError(
-            first.what,
-            why=f"{first.why}; {reason}" if first.why else reason,
-            what_to_do=f"{mend}. If it does pass by itself, raise tries_without_progress",
-            **{**first.facts, "tries": tries, "batch": batch},
-        ) from first
-
-
-class JobControl:
-    """Passes requests of any thread to the running coordinator, and keeps what outlives it; never waits."""
-
-    def __init__(self, why_no_savepoint_at: Callable[[str], str]) -> None:
-        self._why_no_savepoint_at = why_no_savepoint_at
-        self._coordinator: CheckpointCoordinator | None = None
-        #: The coordinator whose timer is switched: the same one, but set before it runs.
-        self._timed: CheckpointCoordinator | None = None
-        self._schedule = Schedule.ON
-        self._lock = threading.Lock()
-        self._is_over = False
-        #: No query runs yet, so no last checkpoint can be taken.
-        self.is_starting = True
-        #: The job must take a last checkpoint, and end.
-        self.stop_wanted = threading.Event()
-        #: The job must end at once.
-        self.cancel_wanted = threading.Event()
-        #: Set with either of the two: ends every wait while no query runs.
-        self.end_wanted = threading.Event()
-
-    def stop_with_checkpoint(self) -> None:
-        # This order matters: a thread that sees `end_wanted` must be able to tell the reason.
-        self.stop_wanted.set()
-        self.end_wanted.set()
-
-    def cancel(self) -> None:
-        self.cancel_wanted.set()
-        self.end_wanted.set()
-
-    def ask(self, asked: CheckpointTriggerRequest) -> None:
-        """Trigger a checkpoint or savepoint; it is answered exactly once, perhaps before this returns."""
-        coordinator = self._coordinator
-        if self._is_over:
-            refused = CheckpointAnswer.make_refused(Reason.SHUT_DOWN)
-        elif coordinator is None or coordinator.is_stopping:
-            text = "the job starts, or starts again: ask once it runs"
-            refused = CheckpointAnswer.make_refused(Reason.PARTICIPANT_NOT_RUNNING, text)
-        elif asked.purpose.is_savepoint and (why := self._why_no_savepoint_at(asked.target)):
-            refused = CheckpointAnswer.make_refused(Reason.STORAGE_NOT_READY, why)
-        else:
-            coordinator.ask(asked)
-            return
-        # A caller that ignores the answer would wait for the end of a job that continues.
-        LOG.warning("a checkpoint (%s) is refused: %s", asked.purpose.value, refused.text)
-        asked.on_answer(refused)
-
-    def schedule(self, schedule: Schedule) -> None:
-        """Switch periodic checkpoints on or off, also for later starts of the query."""
-        with self._lock:
-            self._schedule = schedule
-            if self._timed is not None:
-                self._timed.schedule(schedule)
-
-    @property
-    def exporting(self) -> frozenset[CheckpointId]:
-        """Checkpoints whose savepoints are being written; their files must be kept."""
-        coordinator = self._coordinator
-        return frozenset() if coordinator is None else coordinator.exporting
-
-    def find_waits(self) -> Iterable[Wait]:
-        coordinator = self._coordinator
-        return () if coordinator is None else coordinator.list_waits()
-
-    def must_give_up(self) -> bool:
-        if self.is_starting:
-            return self.end_wanted.is_set()
-        coordinator = self._coordinator
-        return self.cancel_wanted.is_set() or (coordinator is not None and coordinator.is_stopping)
-
-    def prepare(self, coordinator: CheckpointCoordinator) -> None:
-        """Switch the timer of a coordinator before it runs, since its first look may trigger."""
-        with self._lock:
-            if self._schedule is Schedule.OFF:
-                coordinator.schedule(Schedule.OFF)
-            self._timed = coordinator
-
-    def attach(self, coordinator: CheckpointCoordinator) -> None:
-        if self._timed is not coordinator:
-            self.prepare(coordinator)
-        self._coordinator = coordinator
-
-    def detach(self) -> None:
-        """Refuse requests until another coordinator runs."""
-        with self._lock:
-            self._coordinator, self._timed, self.is_starting = None, None, True
-
-    def close(self) -> None:
-        """Refuse all later requests: the job has ended in this process."""
-        self._is_over = True
-
-
-class QueryEnd(enum.Enum):
-    #: The job was stopped, or its bounded input is processed.
-    OVER = "OVER"
-    #: Timers were left after the last checkpoint, or the input grew again.
-    NOT_OVER = "NOT_OVER"
-
-
-class LastCheckpoint:
-    """Triggers the final checkpoint of a start; used by the supervisor's and the epoch writer's threads."""
-
-    def __init__(
-        self,
-        control: JobControl,
-        time: Timekeeping,
-        coordinator: CheckpointCoordinator,
-        catch_up: CatchUp | None = None,
-    ) -> None:
-        self._control, self._time, self._coordinator = control, time, coordinator
-        self._catch_up = catch_up
-        self._lock, self._is_asked = threading.Lock(), False
-
-    def look(self) -> None:
-        """Trigger it when possible; called ten times a second, and after each staged micro-batch."""
-        # What has caught up fires first what its watermark has passed.
-        is_caught_up = self._is_caught_up and (not self._time.is_due_at_once or self._has_waited)
-        if not (self._control.stop_wanted.is_set() or is_caught_up or self._time.can_end):
-            return
-        with self._lock:
-            if self._is_asked:
-                return
-            self._is_asked = True
-        self._coordinator.ask(CheckpointTriggerRequest(CheckpointPurpose.FINAL, lambda answer: None))
-
-    @property
-    def _is_caught_up(self) -> bool:
-        return self._catch_up is not None and self._catch_up.is_reached
-
-    @property
-    def _has_waited(self) -> bool:
-        return self._catch_up is not None and self._catch_up.has_waited
-
-    @property
-    def is_confirmed(self) -> bool:
-        return self._coordinator.ended_with is not None
-
-    def end(self) -> QueryEnd:
-        # A final checkpoint that no user requested means that the input has ended.
-        is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
-        is_wish = self._control.end_wanted.is_set() or self._is_caught_up
-        return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER
 
 
 _WATCH_MS = 100
@@ -362,8 +105,6 @@ class _Start:
 
 
 class Supervisor:
-    """Runs a job until it is stopped or fails for good."""
-
     def __init__(self, engine: QueryEngine, settings: JobSettings, job_dir: JobDir) -> None:
         self._engine, self._settings, self._job_dir = engine, settings, job_dir
         self._attempts, self._starts, self._blocks = itertools.count(1), itertools.count(), BlockPool()

@@ -68,7 +68,6 @@ def merge_values(kind: AccumulatorKind, held: Any, other: Any) -> Any:
 
 
 def compute_result(kind: AccumulatorKind, held: Any) -> Any:
-    """Return the value that an accumulator shows."""
     match kind:
         case AccumulatorKind.AVERAGE:
             return None if held is None or not held[1] else held[0] / held[1]
@@ -83,8 +82,6 @@ def compute_result(kind: AccumulatorKind, held: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorValue(StoredObject):
-    """Content of one accumulator, over all tasks."""
-
     kind: AccumulatorKind
     #: As text: whole numbers in decimal, floats exactly, as `float.hex` writes them. An average is a sum and
     #: a count; a histogram alternates between a number and its count.
@@ -105,7 +102,6 @@ class AccumulatorValue(StoredObject):
 
     @property
     def held(self) -> Any:
-        """The parsed content; ValueError if the numbers do not fit the kind."""
         kind, numbers = self.kind, self.numbers
         wanted = {AccumulatorKind.AVERAGE: 2, AccumulatorKind.HISTOGRAM: len(numbers) // 2 * 2}.get(kind, 1)
         if len(numbers) != wanted:
@@ -133,7 +129,6 @@ AccumulatorValues = Mapping[str, AccumulatorValue]
 
 
 def merge_accumulators(parts: Iterable[AccumulatorValues]) -> dict[str, AccumulatorValue]:
-    """Merge the accumulators of several parts of a job by name."""
     found: dict[str, AccumulatorValue] = {}
     for part in parts:
         for name, value in part.items():

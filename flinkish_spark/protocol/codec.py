@@ -121,12 +121,10 @@ class Record:
     TAG: ClassVar[tuple[str, str] | None] = None
 
     def to_json(self) -> Any:
-        """Return the stored form."""
         return write(type(self), self)
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
-        """Read the stored form; raise ValueError if it is wrong."""
         return typing.cast(Self, read(cls, value))
 
     def _check_read(self) -> None:
@@ -134,24 +132,17 @@ class Record:
 
 
 class StoredObject(Record):
-    """A dataclass that is stored as an object; see the module's head."""
-
     __slots__ = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form."""
         return typing.cast("dict[str, Any]", write(type(self), self))
 
 
 class StoredRow(Record):
-    """A dataclass that is stored as a list of its fields' values."""
-
     __slots__ = ()
 
 
 class StoredScalar(Record):
-    """A dataclass of one field that is stored as that field's value: a number, a text."""
-
     __slots__ = ()
 
 
@@ -334,8 +325,6 @@ def _make_error(wanted: str, value: Any) -> StoredFormError:
 
 
 def _wrap_errors(convert: _Convert) -> _Convert:
-    """Return a function that raises StoredFormError in place of ValueError."""
-
     def convert_value(value: Any) -> Any:
         try:
             return convert(value)

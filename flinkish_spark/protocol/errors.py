@@ -291,6 +291,10 @@ class Rule:
     words: str = ""
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 _NEW_JOB = "or begin anew with a new job_dir"
 _GOES_ON = "the job goes on from the last checkpoint"
 
@@ -309,19 +313,11 @@ RULES = (
         "own cleaning delete files and entries when their retention is over",
         f"put it back as it was, {_NEW_JOB}; keep it for longer than a job may stand still "
         "(delta.deletedFileRetentionDuration, delta.logRetentionDuration)",
-        conditions=(
-            "DELTA_CANNOT_FIND_VERSION",
-            "DELTA_FILE_NOT_FOUND",
-            "DELTA_LOG_FILE_NOT_FOUND",
-            "DELTA_MISSING_CHANGE_DATA",
-            "DELTA_MISSING_DELTA_TABLE",
-            "DELTA_PATH_DOES_NOT_EXIST",
-            "DELTA_SCHEMA_NOT_SET",
-            "DELTA_TABLE_NOT_FOUND",
-            "DELTA_TRUNCATED_TRANSACTION_LOG",
-            "DELTA_VERSION_NOT_FOUND",
-            "FAILED_READ_FILE.FILE_NOT_EXIST",
-            "PATH_NOT_FOUND",
+        conditions=_names(
+            "DELTA_CANNOT_FIND_VERSION DELTA_FILE_NOT_FOUND DELTA_LOG_FILE_NOT_FOUND "
+            "DELTA_MISSING_CHANGE_DATA DELTA_MISSING_DELTA_TABLE DELTA_PATH_DOES_NOT_EXIST "
+            "DELTA_SCHEMA_NOT_SET DELTA_TABLE_NOT_FOUND DELTA_TRUNCATED_TRANSACTION_LOG "
+            "DELTA_VERSION_NOT_FOUND FAILED_READ_FILE.FILE_NOT_EXIST PATH_NOT_FOUND"
         ),
     ),
     Rule(
@@ -415,16 +411,11 @@ RULES = (
         "written by other operators than the job has now",
         "declare operators and states as they were; restore the job directory from a copy of the newest "
         f"time, {_NEW_JOB} from a savepoint",
-        conditions=(
-            "BATCH_METADATA_NOT_FOUND",
-            "CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED",
-            "INVALID_LOG_VERSION",
-            "MALFORMED_LOG_FILE",
-            "STATE_STORE_KEY_",
-            "STATE_STORE_ROW_CHECKSUM_",
-            "STATE_STORE_VALUE_",
-            "STREAMING_CHECKPOINT_MISSING_METADATA_FILE",
-            "STREAMING_STATEFUL_OPERATOR_",
+        conditions=_names(
+            "BATCH_METADATA_NOT_FOUND CHECKPOINT_FILE_CHECKSUM_VERIFICATION_FAILED "
+            "INVALID_LOG_VERSION MALFORMED_LOG_FILE STATE_STORE_KEY_ STATE_STORE_ROW_CHECKSUM_ "
+            "STATE_STORE_VALUE_ STREAMING_CHECKPOINT_MISSING_METADATA_FILE "
+            "STREAMING_STATEFUL_OPERATOR_"
         ),
         words=r"(?:Incomplete|Malformed) log file|Log file was malformed|Error reading stream metadata",
     ),
@@ -433,25 +424,19 @@ RULES = (
         ErrorCategory.REFUSED,
         "Kafka refuses this principal, or does not believe it",
         "grant the rights, or correct the options of security",
-        classes=(
-            "ClusterAuthorizationException",
-            "DelegationTokenAuthorizationException",
-            "GroupAuthorizationException",
-            "SaslAuthenticationException",
-            "TopicAuthorizationException",
-            "TransactionalIdAuthorizationException",
+        classes=_names(
+            "ClusterAuthorizationException DelegationTokenAuthorizationException "
+            "GroupAuthorizationException SaslAuthenticationException TopicAuthorizationException "
+            "TransactionalIdAuthorizationException"
         ),
     ),
     Rule(
         ErrorCategory.ENVIRONMENT,
         "Spark or Delta lacks a library, a setting, or a feature that a table needs",
         "put the JAR on the class path, or a newer one, or set what the message names, and start again",
-        conditions=(
-            "CANNOT_LOAD_CHECKPOINT_FILE_MANAGER",
-            "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND",
-            "DELTA_INVALID_PROTOCOL_VERSION",
-            "DELTA_UNSUPPORTED_FEATURES_",
-            "KRYO_BUFFER_OVERFLOW",
+        conditions=_names(
+            "CANNOT_LOAD_CHECKPOINT_FILE_MANAGER DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND "
+            "DELTA_INVALID_PROTOCOL_VERSION DELTA_UNSUPPORTED_FEATURES_ KRYO_BUFFER_OVERFLOW"
         ),
         sqlstates=("56",),
         classes=(
@@ -468,41 +453,17 @@ RULES = (
         "look whether it runs and can be reached from here; the job goes on by itself when it answers",
         conditions=("DATA_SOURCE_EXTERNAL_ERROR", "INTERNAL_ERROR_NETWORK"),
         sqlstates=("08",),
-        classes=(
-            "BrokenPipeError",
-            "BrokerNotAvailableException",
-            "ClosedChannelException",
-            "CommunicationsException",
-            "ConnectException",
-            "ConnectTimeoutException",
-            "ConnectionAbortedError",
-            "ConnectionError",
-            "ConnectionRefusedError",
-            "ConnectionResetError",
-            "CoordinatorLoadInProgressException",
-            "CoordinatorNotAvailableException",
-            "DisconnectException",
-            "HttpHostConnectException",
-            "KafkaConnectionError",
-            "KafkaTimeoutError",
-            "LeaderNotAvailableException",
-            "NetworkException",
-            "NoBrokersAvailable",
-            "NoRouteToHostException",
-            "NodeNotReadyError",
-            "NotCoordinatorException",
-            "NotLeaderOrFollowerException",
-            "PortUnreachableException",
-            "SQLNonTransientConnectionException",
-            "SQLRecoverableException",
-            "SQLTransientConnectionException",
-            "SQLTransientException",
-            "SocketException",
-            "SocketTimeoutException",
-            "TimeoutError",
-            "TimeoutException",
-            "UnknownHostException",
-            "gaierror",
+        classes=_names(
+            "BrokenPipeError BrokerNotAvailableException ClosedChannelException "
+            "CommunicationsException ConnectException ConnectTimeoutException ConnectionAbortedError "
+            "ConnectionError ConnectionRefusedError ConnectionResetError "
+            "CoordinatorLoadInProgressException CoordinatorNotAvailableException DisconnectException "
+            "HttpHostConnectException KafkaConnectionError KafkaTimeoutError "
+            "LeaderNotAvailableException NetworkException NoBrokersAvailable NoRouteToHostException "
+            "NodeNotReadyError NotCoordinatorException NotLeaderOrFollowerException "
+            "PortUnreachableException SQLNonTransientConnectionException SQLRecoverableException "
+            "SQLTransientConnectionException SQLTransientException SocketException "
+            "SocketTimeoutException TimeoutError TimeoutException UnknownHostException gaierror"
         ),
         words=r"Connection (?:refused|reset|timed out|closed|aborted)|[Rr]ead timed out|Broken pipe"
         r"|No route to host|Unable to execute HTTP request|Slow Down|Service Unavailable|database is locked"
@@ -580,16 +541,10 @@ RULES = (
 #: Conditions that only say that an inner part failed; the inner causes are classified first, and if none of
 #: them is known, the condition is no reason to end a job at once.
 WRAPPERS = frozenset(
-    {
-        "FAILED_EXECUTE_UDF",
-        "FOREACH_BATCH_USER_FUNCTION_ERROR",
-        "INTERNAL_ERROR",
-        "PYTHON_DATA_SOURCE_ERROR",
-        "PYTHON_EXCEPTION",
-        "PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR",
-        "STREAM_FAILED",
-        "TASK_WRITE_FAILED",
-    }
+    _names(
+        "FAILED_EXECUTE_UDF FOREACH_BATCH_USER_FUNCTION_ERROR INTERNAL_ERROR PYTHON_DATA_SOURCE_ERROR "
+        "PYTHON_EXCEPTION PYTHON_STREAMING_DATA_SOURCE_RUNTIME_ERROR STREAM_FAILED TASK_WRITE_FAILED"
+    )
 )
 
 #: Spark's exception for an exception in a Python worker.

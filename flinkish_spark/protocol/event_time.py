@@ -44,8 +44,6 @@ class ChannelStatus(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ValveChannel:
-    """State of one channel of a valve."""
-
     #: The greatest watermark that came while it was active.
     watermark_ms: int = MIN_WATERMARK_MS
     #: An idle channel never counts.
@@ -217,8 +215,6 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class AssignerRules:
-    """Settings of one assigner."""
-
     generation: Generation
     #: Processing time without records after which a channel is idle; None for never.
     idleness_ms: int | None = None
@@ -265,8 +261,6 @@ class TimerReport(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes(StoredObject):
-    """All reports of a micro-batch about time."""
-
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     #: Wall clock of the control offset that the micro-batch carried.

@@ -154,7 +154,6 @@ class FailureManager:
         reason: CheckpointFailureReason,
         purpose: CheckpointPurpose = CheckpointPurpose.PERIODIC,
     ) -> tuple[FailureManager, FailureVerdict]:
-        """Return the manager after a failed checkpoint, and the verdict."""
         goes_on_anyway = purpose.is_savepoint and not purpose.is_final
         is_settled = checkpoint is not None and (
             checkpoint <= self.settled_up_to or checkpoint in self.counted

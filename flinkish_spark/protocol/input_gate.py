@@ -58,8 +58,6 @@ class NewChannel(enum.Enum):
 
 
 class BarrierKind(enum.Enum):
-    """Kind of the checkpoint that a barrier belongs to."""
-
     CHECKPOINT = "CHECKPOINT"
     #: Never unaligned: a savepoint must not depend on the log of another system (behaviour 59).
     SAVEPOINT = "SAVEPOINT"
@@ -123,8 +121,6 @@ class AbortReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AlignmentStats:
-    """Delays of one alignment."""
-
     #: From the upstream trigger to the first barrier.
     start_delay_ms: int
     #: From the first barrier to the last; 0 with a single channel.

@@ -72,8 +72,6 @@ class ChainingReason(enum.Enum):
 
 
 class OperatorKind(enum.Enum):
-    """Kind of an operator."""
-
     SOURCE = "SOURCE"
     #: Assigns event times and watermarks.
     TIMESTAMPS = "TIMESTAMPS"
@@ -87,8 +85,6 @@ class OperatorKind(enum.Enum):
 
 
 class RunsIn(enum.Enum):
-    """Process of an executor that runs an operator."""
-
     JVM = "JVM"
     PYTHON = "Python"
 
@@ -156,8 +152,6 @@ class JobOperator(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class VertexInput:
-    """An input of a vertex: id of the vertex before it, and how its records come."""
-
     vertex: str
     ship: ShipStrategy
 
@@ -186,8 +180,6 @@ class JobVertex:
 
 @dataclass(frozen=True)
 class JobGraph(StoredObject):
-    """The operators of a program as Spark runs them."""
-
     job: str
     #: Each after the operators that it reads.
     operators: tuple[JobOperator, ...]

@@ -25,8 +25,6 @@ _TimeMs = Annotated[int, whole(0)]
 
 @dataclass(frozen=True, slots=True)
 class ReportedFailure(StoredObject):
-    """Failure after which a job was restarted, or has ended."""
-
     at_ms: _TimeMs
     #: The failure, its reason, and advice; at most :data:`.MOST_TEXT` characters.
     cause: str
@@ -38,8 +36,6 @@ class ReportedFailure(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class ReportedVertex(StoredRow):
-    """State of a vertex: id in the job graph, state, wall clock time of its begin, attempt."""
-
     vertex: str
     state: TaskState
     since_ms: int
@@ -48,8 +44,6 @@ class ReportedVertex(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class ReportedWait(StoredObject):
-    """A wait: who waits for what, since which wall clock time, and the last error."""
-
     who: str
     what: str
     since_ms: _TimeMs
@@ -58,8 +52,6 @@ class ReportedWait(StoredObject):
 
 @dataclass(frozen=True)
 class JobReport(StoredObject):
-    """Report of a job; see the module's docstring."""
-
     owner_epoch: OwnerEpoch
     status: JobStatus
     #: Wall clock time of the takeover.

@@ -28,8 +28,6 @@ MOST_MS = 365 * 24 * 3_600_000
 
 
 class UnusableValueError(ValueError):
-    """A setting has a value that it cannot have."""
-
     def __init__(self, name: str, value: object, wanted: str, choices: tuple[str, ...] = ()) -> None:
         super().__init__(name, value, wanted, choices)
         self.name, self.value, self.wanted, self.choices = name, value, wanted, choices

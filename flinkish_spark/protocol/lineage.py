@@ -28,8 +28,6 @@ FIRST_LINEAGE = Lineage(0)
 
 
 class RewindKind(enum.Enum):
-    """Kind of a rewind of Spark's checkpoint."""
-
     #: To the last decided checkpoint, since data staged after it can no longer be committed. No reader has
     #: seen that data.
     PLAIN = "PLAIN"

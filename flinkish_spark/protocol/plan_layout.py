@@ -68,8 +68,6 @@ class Chain(StoredObject):
 
 
 class ScanRole(enum.Enum):
-    """Kind of the rows that a scan brings into the plan."""
-
     #: Records of a source, maybe with the barriers that the source injects.
     RECORDS = "records"
     #: Barriers only; its position means nothing.
@@ -80,8 +78,6 @@ class ScanRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Scan(StoredRow):
-    """One source of the plan."""
-
     role: ScanRole
     #: The name of the chain's input, or for a seed the operator's uid; empty for barriers.
     uid: str
@@ -165,7 +161,6 @@ class PlanLayout(StoredObject):
         return tuple(found)
 
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
-        """Return the positions of all inputs by chain and input name."""
         parts: dict[str, dict[str, list[Position]]] = {}
         if len(self.scans) != len(logged):
             raise ValueError(

@@ -41,8 +41,6 @@ _IN_A_TASK = re.compile(r"Lost task \S+ in stage|Job aborted due to stage failur
 
 @dataclass(frozen=True, slots=True)
 class ProcessLoss:
-    """Loss of a process, or of its memory."""
-
     process: JobProcess
     #: True if memory is certainly the reason. For a killed process it is the likely reason.
     is_of_memory: bool
@@ -51,7 +49,6 @@ class ProcessLoss:
 
     @property
     def was_killed(self) -> bool:
-        """True if it was killed from outside."""
         return self.exit_code == 128 + _SIGKILL
 
     @classmethod

@@ -33,8 +33,6 @@ class CannotReplay:
 
 @dataclass(frozen=True, slots=True)
 class BatchReplay:
-    """Replay of one micro-batch."""
-
     #: The staged batch in the decision.
     original: StagedBatch
     #: Committables of the sink that are committed, and those that have to be staged again. Without lost ones

@@ -64,8 +64,6 @@ def state_path(operator: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OperatorState(StoredObject):
-    """Facts about an operator's state in a savepoint."""
-
     #: Number of its key groups.
     max_parallelism: int
     #: Spark types of its key, in order.
@@ -79,8 +77,6 @@ class OperatorState(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts(StoredObject):
-    """Facts about a source in a savepoint, besides its position."""
-
     kind: str
     #: By name, what distinguishes the input from another one of the same name: for Kafka the topics' ids.
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -213,8 +209,6 @@ class Claim(StoredObject):
 
 
 class SeedOrigin(enum.Enum):
-    """Origin of the state of a seed."""
-
     SAVEPOINT = "SAVEPOINT"
     #: A checkpoint of the same job, for another number of shuffle partitions.
     RESCALE = "RESCALE"
@@ -288,8 +282,6 @@ class UnpositionedSources(Choice):
 
 @dataclass(frozen=True, slots=True)
 class OperatorShape:
-    """Facts about a keyed operator of the job."""
-
     max_parallelism: int
     key_types: tuple[str, ...]
     meaning: Mapping[str, str] = field(default_factory=dict)

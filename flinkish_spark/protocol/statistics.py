@@ -217,11 +217,6 @@ class CheckpointStatistics(StoredObject):
     failure
         Reason of the failure; present exactly if the status is FAILED.
 
-    Raises
-    ------
-    ValueError
-        Status and failure contradict each other.
-
     Examples
     --------
     >>> begun = CheckpointStatistics.begin(CheckpointId(7), CheckpointPurpose.USER, trigger_at_ms=1_000)
@@ -342,7 +337,6 @@ Sample = tuple[int | None, ...]
 
 
 def make_sample(statistics: CheckpointStatistics) -> Sample:
-    """Return the quantities of one checkpoint for the summary."""
     staged = {"rows": statistics.rows, "bytes_staged": statistics.bytes_staged}
     known = statistics.durations.to_json() | staged
     return tuple(known[quantity.value] for quantity in Quantity)
@@ -543,13 +537,7 @@ class StatisticsHistory(StoredObject):
         return shown + html_table(spread, columns=columns, caption=caption) if spread else shown
 
     def add_triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
-        """Note a checkpoint that has got its id.
-
-        Raises
-        ------
-        ValueError
-            It is not in progress, or its id is not new: ids are never used again.
-        """
+        """Note a checkpoint that has got its id."""
         if statistics.status is not CheckpointStatus.IN_PROGRESS:
             raise ValueError(
                 f"checkpoint {statistics.checkpoint} is {statistics.status.value}, not triggered"
@@ -564,11 +552,6 @@ class StatisticsHistory(StoredObject):
 
         One that has ended before stays as it was: a recovery may finish a checkpoint twice. An unknown one
         counts as triggered, too: another process began it.
-
-        Raises
-        ------
-        ValueError
-            It is in progress.
         """
         if statistics.status is CheckpointStatus.IN_PROGRESS:
             raise ValueError(f"checkpoint {statistics.checkpoint} has not ended")

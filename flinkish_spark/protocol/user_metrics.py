@@ -31,8 +31,6 @@ class UserMetricKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class UserMetric(StoredObject):
-    """Value of one metric of one operator."""
-
     DEFAULTS: ClassVar = Presence.LEFT_OUT
 
     kind: UserMetricKind
@@ -58,7 +56,6 @@ class UserMetric(StoredObject):
         return self.total / self.count if self.count > 0 else None
 
     def merge(self, other: UserMetric) -> UserMetric:
-        """Merge two parts of a metric of the same kind."""
         least = [one for one in (self.least, other.least) if one is not None]
         most = [one for one in (self.most, other.most) if one is not None]
         return replace(

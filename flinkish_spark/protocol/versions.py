@@ -36,8 +36,6 @@ class SparkMinor:
 
 
 class VersionStep(enum.Enum):
-    """Change of Spark's version on a job directory."""
-
     #: The same minor version.
     NONE = "NONE"
     #: To a later minor version. Allowed and recorded.

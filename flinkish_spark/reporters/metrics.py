@@ -187,7 +187,6 @@ def task_measurements(snapshot: JobSnapshot, vertex: JobVertex) -> list[Measurem
 
 
 def operator_measurements(snapshot: JobSnapshot) -> Iterator[Measurement]:
-    """Yield measurements of sources, event-time operators, and sinks."""
     pending = snapshot.pending_committables
     totals, watermarks = snapshot.history.totals, snapshot.watermarks_ms
     # Measurements of removed operators stay in the totals only.

@@ -54,11 +54,6 @@ class OpenLineageReporter(Reporter):
     client
         A client of openlineage-python; None for one configured by the environment.
 
-    Raises
-    ------
-    ConfigError
-        The package is missing.
-
     Examples
     --------
     >>> env.add_reporter(OpenLineageReporter())  # doctest: +SKIP

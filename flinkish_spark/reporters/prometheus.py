@@ -115,11 +115,6 @@ class PrometheusReporter(Reporter):
     host
         The address; by default loopback. For a Prometheus on another machine set it, or use a proxy.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used, or the package `prometheus_client` is missing.
-
     Examples
     --------
     >>> env.add_reporter(PrometheusReporter(port=9249))  # doctest: +SKIP

@@ -6,24 +6,19 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from flinkish_spark.checkpoint.hooks import QuietListener
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.client import ExecutionListener
+from flinkish_spark.job.client import ExecutionListener, JobExecutionResult
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
-from flinkish_spark.protocol.statistics import CheckpointStatus
-
-if TYPE_CHECKING:
-    from flinkish_spark.job.client import JobExecutionResult
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
-    from flinkish_spark.protocol.job_status import Change
-    from flinkish_spark.protocol.statistics import CheckpointStatistics, StatisticsHistory
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
+from flinkish_spark.protocol.job_status import Change
+from flinkish_spark.protocol.statistics import CheckpointStatistics, CheckpointStatus, StatisticsHistory
 
 LOG = logging.getLogger(__name__)
 #: Report intervals without changes, since the uptime grows; longer in a bucket, where each look costs
@@ -37,8 +32,6 @@ _LAST_REPORT_MS = 10_000
 
 @dataclass(frozen=True)
 class ReportedJob:
-    """The reported execution."""
-
     name: str
     sources: Sequence[SourceNode] = ()
     #: Returns the planned job; None until its checks have passed.
@@ -128,8 +121,6 @@ class _ReporterThread:
 
 
 class ReporterGroup(QuietListener, ExecutionListener):
-    """The reporters of one execution."""
-
     def __init__(self, place: StoreSpec, reporters: Sequence[Reporter]) -> None:
         self._tellings = [_ReporterThread(reporter, place) for reporter in reporters]
         self._opened: list[_ReporterThread] = []

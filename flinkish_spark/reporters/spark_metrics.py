@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.session import has_shim, show_metrics
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.reporters.metrics import Measurement, Number, measurements
 from flinkish_spark.reporters.reporter import ReportedJob, Reporter
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _NO_LETTER = re.compile(r"[^a-zA-Z0-9_-]+")
 
@@ -37,13 +35,7 @@ class SparkMetricsReporter(Reporter):
         self._spark, self._job = spark, ""
 
     def open(self, job: ReportedJob) -> None:
-        """Check that the JAR is present.
-
-        Raises
-        ------
-        ConfigError
-            The JAR is missing.
-        """
+        """Check that the JAR is present."""
         if not has_shim(self._spark):
             raise ConfigError(
                 "Spark's metric system cannot show the job's metrics",

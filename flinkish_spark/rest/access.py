@@ -38,7 +38,6 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if an address is on the loopback interface."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

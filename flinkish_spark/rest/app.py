@@ -24,7 +24,7 @@ from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted, describe
 from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind, StopMode
-from flinkish_spark.job.rewind import find_rewind_status, order_rewind
+from flinkish_spark.job.rewind import follow_rewind, order_rewind
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId
@@ -35,12 +35,7 @@ from flinkish_spark.rest import flink_views as flink
 from flinkish_spark.rest import flinkish_views as ours
 from flinkish_spark.rest.access import Access, Guard, errors
 from flinkish_spark.rest.jobs import JobsInPlaces
-from flinkish_spark.rest.operations import (
-    OperationError,
-    Operations,
-    TooManyOperations,
-    TriggerIdConflict,
-)
+from flinkish_spark.rest.operations import OperationError, Operations, RequestError
 
 LOG = logging.getLogger(__name__)
 
@@ -51,18 +46,11 @@ _MOST_EXCEPTIONS = 16
 _ANSWERED_WITHIN_S, _CANCELLED_WITHIN_S = 3_600.0, 20.0
 #: Time limit for a job that seems to run to take a request.
 _TAKEN_WITHIN_MS = 15_000
-_POLL_MS = 200
 #: Intervals of looks for changes, which pages are notified of, and of keep-alive comments.
 _LOOK_S, _LOOK_IN_BUCKET_S, _LIFE_S = 1.0, 5.0, 15.0
 _CLOSED_WITHIN_S = 0.2
 _MOST_LISTENERS = 64
 _SAVEPOINT, _STOP, _CHECKPOINT, _REWIND = "savepoint", "stop", "checkpoint", "rewind"
-
-
-class RequestError(Exception):
-    def __init__(self, status: int, text: str) -> None:
-        super().__init__(text)
-        self.status, self.text = status, text
 
 
 @dataclass(frozen=True)
@@ -354,16 +342,7 @@ class _Paths:
         if kind != _REWIND:
             _refuse_if_down(snapshot)
         job = snapshot.job
-        try:
-            name = self._operations.begin(snapshot.id, kind, lambda: work(job), trigger)
-        except ValueError as error:
-            raise RequestError(400, str(error)) from None
-        except TriggerIdConflict:
-            raise RequestError(409, "that trigger id belongs to another operation") from None
-        except TooManyOperations:
-            raise RequestError(
-                503, "too many operations are under way; ask again when some have ended"
-            ) from None
+        name = self._operations.begin(snapshot.id, kind, lambda: work(job), trigger)
         return JSONResponse({"request-id": name}, status_code=202)
 
     def _state_of(self, *kinds: str) -> Callable[[Request], Response]:
@@ -450,7 +429,6 @@ class _Paths:
 
 
 def _refuse_if_down(snapshot: JobSnapshot) -> None:
-    """Refuse a request at once if the job does not run."""
     if snapshot.is_over or snapshot.owner_epoch.value == 0:
         raise RequestError(409, f"the job '{snapshot.job.name}' does not run: it is {snapshot.status.value}")
 
@@ -465,7 +443,7 @@ def _ask_job(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode
 
 def _rewind_and_wait(snapshot: JobSnapshot, target: CheckpointId, tables: Tables) -> dict[str, Any]:
     """Order a rewind, send a request to a running job, and wait until the order is closed."""
-    job = snapshot.job
+    job, owner = snapshot.job, snapshot.job.job_dir.newest_owner()
     order = order_rewind(job.job_dir, job.pins(), job.clock, target, tables, "ordered over REST")
     waits = {
         "outcome": "WAITS_FOR_START",
@@ -475,21 +453,16 @@ def _rewind_and_wait(snapshot: JobSnapshot, target: CheckpointId, tables: Tables
     if snapshot.is_over:
         return waits
     patience = RequestTimeouts.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
-    owner, begin_ms = job.job_dir.newest_owner(), job.clock.monotonic_ms()
-    reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
-    while True:
-        status = find_rewind_status(job.job_dir, order)
-        if status.state.is_closed:
-            return {
-                "outcome": status.state.value,
-                "text": status.text,
-                "lineage": None if status.lineage is None else int(status.lineage),
-            }
-        if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
-            return waits
-        if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
-            raise OperationError(f"ordered, and not done yet: {describe(reply)}; the order stays")
-        job.clock.sleep_ms(_POLL_MS)
+    status, reply = follow_rewind(job, order, owner, patience)
+    if status is None:
+        return waits
+    if not status.state.is_closed:
+        raise OperationError(f"ordered, and not done yet: {describe(reply)}; the order stays")
+    return {
+        "outcome": status.state.value,
+        "text": status.text,
+        "lineage": None if status.lineage is None else int(status.lineage),
+    }
 
 
 async def _body(request: Request) -> Mapping[str, Any]:

@@ -43,6 +43,9 @@ _TASK_STATES = (
 _VERSION = f"flinkish-spark-{__version__}"
 #: Flink's thresholds of low and high back pressure.
 _LOW, _HIGH = 0.1, 0.5
+#: What Flink counts of its alignments, and Spark's micro-batches do not have.
+_BUFFERS = ("buffered", "processed", "persisted")
+_DATA = ("alignment_buffered", "processed_data", "persisted_data")
 _PERMILLES = {"p50": 500, "p90": 900, "p95": 950, "p99": 990, "p999": 999}
 
 
@@ -151,7 +154,6 @@ def job_config(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def job_exceptions(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
-    """Return `/jobs/:id/exceptions`, the newest first."""
     failures = [] if snapshot.report is None else list(reversed(snapshot.report.failures))
     names = {vertex.id: vertex.name for vertex in snapshot.graph.vertices}
     entries = [_exception(one, names) for one in failures[:at_most]]
@@ -209,8 +211,8 @@ def vertex_details(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
                 "subtask": 0,
                 "status": one["status"],
                 "attempt": _attempt(snapshot, vertex) - 1,
-                "host": str(snapshot.owner.get("host", "unknown")),
-                "endpoint": str(snapshot.owner.get("host", "unknown")),
+                "host": _host(snapshot),
+                "endpoint": _host(snapshot),
                 "start-time": one["start-time"],
                 "start_time": one["start-time"],
                 "end-time": one["end-time"],
@@ -228,14 +230,9 @@ def vertex_times(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
     one = _vertex(snapshot, vertex)
     reached = dict.fromkeys(_TASK_STATES, 0)
     reached[one["status"]] = max(0, one["start-time"])
-    host = str(snapshot.owner.get("host", "unknown"))
-    subtask = {"subtask": 0, "host": host, "endpoint": host, "duration": one["duration"]}
-    return {
-        "id": vertex.id,
-        "name": vertex.name,
-        "now": snapshot.now_ms,
-        "subtasks": [{**subtask, "timestamps": reached}],
-    }
+    host, took = _host(snapshot), one["duration"]
+    subtask = {"subtask": 0, "host": host, "endpoint": host, "duration": took, "timestamps": reached}
+    return {"id": vertex.id, "name": vertex.name, "now": snapshot.now_ms, "subtasks": [subtask]}
 
 
 def vertex_back_pressure(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, Any]:
@@ -243,19 +240,17 @@ def vertex_back_pressure(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, 
     busy, held = snapshot.shares_of(vertex)
     if busy is None or held is None:
         return {"status": "deprecated", "backpressureLevel": None, "backpressure-level": None, "subtasks": []}
-    level = "ok" if held <= _LOW else "low" if held <= _HIGH else "high"
-    flow = snapshot.flow
+    level, flow = "ok" if held <= _LOW else "low" if held <= _HIGH else "high", snapshot.flow
+    levels = {"backpressureLevel": level, "backpressure-level": level}
     return {
         "status": "ok",
-        "backpressureLevel": level,
-        "backpressure-level": level,
+        **levels,
         "end-timestamp": 0 if flow is None else flow.ended_at_ms,
         "subtasks": [
             {
                 "subtask": 0,
                 "attempt-number": _attempt(snapshot, vertex) - 1,
-                "backpressureLevel": level,
-                "backpressure-level": level,
+                **levels,
                 "ratio": held,
                 "idleRatio": round(max(0.0, 1.0 - busy - held), 3),
                 "busyRatio": busy,
@@ -451,35 +446,21 @@ def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, An
     for one in participants:
         # A sink has one row per channel; other participants have one row.
         for channel in one.channels or (None,):
-            index = len(subtasks)
+            name = "completed" if one.is_acknowledged else "pending"
+            found = {"className": name, "clazz": name, "index": len(subtasks)}
             if not one.is_acknowledged:
-                subtasks.append(
-                    {
-                        "className": "pending",
-                        "clazz": "pending",
-                        "index": index,
-                        "status": "pending_or_failed",
-                    }
-                )
+                subtasks.append({**found, "status": "pending_or_failed"})
                 continue
             aligned = durations.alignment_ms if channel is None else channel.alignment_ms
             subtasks.append(
                 {
-                    "className": "completed",
-                    "clazz": "completed",
-                    "index": index,
+                    **found,
                     "status": "completed",
                     "ack_timestamp": (view.triggered_at_ms or 0) + (one.ack_ms or 0),
                     "end_to_end_duration": one.ack_ms or 0,
-                    "checkpointed_size": _number(one.bytes),
-                    "state_size": _number(one.bytes),
+                    **_sizes(_number(one.bytes)),
                     "checkpoint": {"sync": _number(one.sync_ms), "async": _number(durations.async_ms)},
-                    "alignment": {
-                        "buffered": 0,
-                        "processed": 0,
-                        "persisted": 0,
-                        "duration": _number(aligned),
-                    },
+                    "alignment": {**dict.fromkeys(_BUFFERS, 0), "duration": _number(aligned)},
                     "start_delay": _number(durations.start_delay_ms),
                     "unaligned_checkpoint": False,
                     "aborted": view.status is CheckpointStatus.FAILED,
@@ -489,17 +470,14 @@ def checkpoint_subtasks(view: CheckpointView, vertex: JobVertex) -> dict[str, An
     return {
         **_task_checkpoint(view, participants),
         "summary": {
-            "checkpointed_size": _summarize([one.bytes for one in acks]),
-            "state_size": _summarize([one.bytes for one in acks]),
+            **_sizes(_summarize([one.bytes for one in acks])),
             "end_to_end_duration": _summarize([one.ack_ms for one in acks]),
             "checkpoint_duration": {
                 "sync": _summarize([one.sync_ms for one in acks]),
                 "async": _summarize([durations.async_ms]),
             },
             "alignment": {
-                "buffered": _summarize([]),
-                "processed": _summarize([]),
-                "persisted": _summarize([]),
+                **dict.fromkeys(_BUFFERS, _summarize([])),
                 "duration": _summarize([durations.alignment_ms]),
             },
             "start_delay": _summarize([durations.start_delay_ms]),
@@ -528,12 +506,9 @@ def _checkpoint(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:
         "savepointFormat": "CANONICAL" if view.purpose.is_savepoint else None,
         "trigger_timestamp": began,
         "latest_ack_timestamp": ended if status is not CheckpointStatus.IN_PROGRESS else began,
-        "checkpointed_size": _number(size),
-        "state_size": _number(size),
+        **_sizes(_number(size)),
         "end_to_end_duration": took,
-        "alignment_buffered": 0,
-        "processed_data": 0,
-        "persisted_data": 0,
+        **dict.fromkeys(_DATA, 0),
         "num_subtasks": asked or 0,
         "num_acknowledged_subtasks": acked or 0,
         "checkpoint_type": _type(view.purpose),
@@ -570,12 +545,9 @@ def _task_checkpoint(view: CheckpointView, participants: list[ParticipantStatist
         "id": int(view.checkpoint),
         "status": view.status.value,
         "latest_ack_timestamp": (view.triggered_at_ms or 0) + last if acks else _UNKNOWN,
-        "checkpointed_size": sum(sizes),
-        "state_size": sum(sizes),
+        **_sizes(sum(sizes)),
         "end_to_end_duration": last,
-        "alignment_buffered": 0,
-        "processed_data": 0,
-        "persisted_data": 0,
+        **dict.fromkeys(_DATA, 0),
         "num_subtasks": sum(len(one.channels) or 1 for one in participants),
         "num_acknowledged_subtasks": sum(len(one.channels) or 1 for one in acks),
     }
@@ -584,12 +556,9 @@ def _task_checkpoint(view: CheckpointView, participants: list[ParticipantStatist
 def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
     columns = dict(zip(Quantity, zip(*samples, strict=True), strict=False)) if samples else {}
     return {
-        "checkpointed_size": _summarize(columns.get(Quantity.BYTES_STAGED, ())),
-        "state_size": _summarize(columns.get(Quantity.BYTES_STAGED, ())),
+        **_sizes(_summarize(columns.get(Quantity.BYTES_STAGED, ()))),
         "end_to_end_duration": _summarize(columns.get(Quantity.END_TO_END_MS, ())),
-        "alignment_buffered": _summarize(()),
-        "processed_data": _summarize(()),
-        "persisted_data": _summarize(()),
+        **dict.fromkeys(_DATA, _summarize(())),
     }
 
 
@@ -605,6 +574,14 @@ def _summarize(values: Iterable[int | None]) -> dict[str, Any]:
         "avg": round(sum(known) / count),
         **{name: known[(count * permille + 999) // 1_000 - 1] for name, permille in _PERMILLES.items()},
     }
+
+
+def _sizes(size: Any) -> dict[str, Any]:
+    return {"checkpointed_size": size, "state_size": size}
+
+
+def _host(snapshot: JobSnapshot) -> str:
+    return str(snapshot.owner.get("host", "unknown"))
 
 
 def _number(measured: int | None) -> int:

@@ -9,18 +9,16 @@ from typing import Any
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.job.snapshot import JobSnapshot
-from flinkish_spark.job.stored_job import CheckpointView, details_of
+from flinkish_spark.job.stored_job import CheckpointView, counts_json, details_of, summary_json
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.statistics import ParticipantStatistics
 from flinkish_spark.rest.jobs import FoundJobs
 
 
 def summarize_job(snapshot: JobSnapshot) -> dict[str, Any]:
-    """Return the summary of a job, from four small objects of its directory."""
     history, report = snapshot.history, snapshot.report
     newest = history.newest_completed
     return {
@@ -150,46 +148,26 @@ def watermarks(snapshot: JobSnapshot) -> dict[str, Any]:
 
 
 def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict[str, Any]:
-    """Return the newest checkpoints before an id, and the number of all."""
     ids = snapshot.checkpoint_ids
     views = snapshot.newest_checkpoints(at_most, before)
-    history = snapshot.history
     older = bool(views) and views[-1].checkpoint > ids[0]
     return {
         "known": len(ids),
         "checkpoints": [_add_participants(view) for view in views],
         "older_than": int(views[-1].checkpoint) if older else None,
-        "counts": {**history.counts.to_json(), "in_progress": history.counts.in_progress},
-        "summary": {
-            quantity.value: {
-                "count": one.count,
-                "min": one.minimum,
-                "avg": round(one.average, 1),
-                "p50": one.p50,
-                "p99": one.p99,
-                "max": one.maximum,
-            }
-            for quantity, one in history.summary().items()
-        },
+        "counts": counts_json(snapshot.history),
+        "summary": summary_json(snapshot.history, digits=1),
     }
 
 
 def _add_participants(view: CheckpointView) -> dict[str, Any]:
     participants = () if view.statistics is None else view.statistics.participants
-    return {**view.to_json(), "participants": [_participant(one) for one in participants]}
+    known = ({name: getattr(one, name) for name in _LISTED} for one in participants)
+    return {**view.to_json(), "participants": [one | {"kind": one["kind"].value} for one in known]}
 
 
-def _participant(one: ParticipantStatistics) -> dict[str, Any]:
-    return {
-        "uid": one.uid,
-        "kind": one.kind.value,
-        "is_acknowledged": one.is_acknowledged,
-        "ack_ms": one.ack_ms,
-        "sync_ms": one.sync_ms,
-        "commit_ms": one.commit_ms,
-        "rows": one.rows,
-        "bytes": one.bytes,
-    }
+#: Members of participants in a list of checkpoints; the details of one checkpoint have all.
+_LISTED = ("uid", "kind", "is_acknowledged", "ack_ms", "sync_ms", "commit_ms", "rows", "bytes")
 
 
 def checkpoint(snapshot: JobSnapshot, view: CheckpointView) -> dict[str, Any]:

@@ -28,12 +28,10 @@ class OperationError(Exception):
     """The operation failed; the text has the reason."""
 
 
-class TooManyOperations(Exception):
-    """Too many operations are running to start another one."""
-
-
-class TriggerIdConflict(Exception):
-    """The client has sent the trigger id of another operation."""
+class RequestError(Exception):
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status, self.text = status, text
 
 
 @dataclass(slots=True)
@@ -63,17 +61,17 @@ class Operations:
     ) -> str:
         name = uuid.uuid4().hex if trigger_id is None else trigger_id
         if not _ID.fullmatch(name):
-            raise ValueError(f"a trigger id is 32 lower-case hexadecimal digits, got {name[:80]!r}")
+            raise RequestError(400, f"a trigger id is 32 lower-case hexadecimal digits, got {name[:80]!r}")
         operation = Operation(job_id, kind)
         with self._lock:
             known = self._known.get(name)
             if known is not None:
                 # A repeated request with the client's own trigger id starts no new operation.
                 if (known.job_id, known.kind) != (job_id, kind):
-                    raise TriggerIdConflict
+                    raise RequestError(409, "that trigger id belongs to another operation")
                 return name
             if sum(not one.has_ended for one in self._known.values()) >= _MOST_RUNNING:
-                raise TooManyOperations
+                raise RequestError(503, "too many operations are under way; ask again when some have ended")
             self._known[name] = operation
             self._forget()
         self._threads.start(f"flinkish-rest-{kind}", lambda: self._run(operation, work))

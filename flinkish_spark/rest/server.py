@@ -44,11 +44,6 @@ class UiConfig:
     savepoint_dir
         Parent directory of savepoints for requests without one: an absolute path, or a URL.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used.
-
     Examples
     --------
     >>> UiConfig(port=8081, savepoint_dir="/data/savepoints").host
@@ -80,8 +75,6 @@ class UiConfig:
 
 
 class UiServer:
-    """A running server, in a daemon thread."""
-
     def __init__(self, places: Sequence[StoreSpec], config: UiConfig) -> None:
         self._server, self._closing, self.token = _server(places, config)
         self._socket = _listening(config.host, config.port)

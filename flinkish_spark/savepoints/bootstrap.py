@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import check_methods, unusable
-from flinkish_spark.functions.keyed import RichFunction
+from flinkish_spark.functions.keyed import Context, RichFunction, RuntimeContext
 from flinkish_spark.planning.declare import check_can_be_sent
 from flinkish_spark.state.descriptors import (
     ListStateDescriptor,
@@ -24,11 +24,6 @@ from flinkish_spark.state.descriptors import (
 )
 from flinkish_spark.types.ddl import is_field_list, parse_ddl
 from flinkish_spark.types.schemas import check_field_names
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-    from flinkish_spark.functions.keyed import Context, RuntimeContext
 
 
 class KeyedStateBootstrapFunction(RichFunction, ABC):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -24,10 +25,6 @@ from flinkish_spark.protocol.savepoints import (
 )
 from flinkish_spark.savepoints.files import RestoreSettings, savepoint_at
 from flinkish_spark.savepoints.restore import chains_of_savepoint, job_shape
-
-if TYPE_CHECKING:
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.planning.stream_graph import StreamGraph
 
 #: Parts of the savepoint that the program does not have.
 _MISSING = {
@@ -52,8 +49,6 @@ class Fate(Choice):
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """One source, operator, hook or chain."""
-
     #: The uid; for a hook its name, for a chain that of its last operator.
     uid: str
     fate: Fate
@@ -99,7 +94,6 @@ def compare_with_savepoint(
     hooks: Collection[str],
     settings: RestoreSettings,
 ) -> Comparison:
-    """Return the outcome of a restore with these settings."""
     saved = savepoint_at(settings.place).metadata()
     graph = replace(graph, begun_chains=chains_of_savepoint(graph, saved))
     return compare_saved(saved, job_shape(graph, plan(graph), hooks), settings.rules)

@@ -284,8 +284,6 @@ class FirstCopy:
 
 @dataclass(frozen=True)
 class CopyValues:
-    """Reads values from rows of COPY."""
-
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes | memoryview]:
         for batch in batches:
             yield from batch.column(0).to_pylist()

@@ -12,15 +12,17 @@ import json
 import re
 import uuid
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.settings import make_session
+from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
@@ -31,13 +33,6 @@ from flinkish_spark.state.key_group import describe_group, inline_base, unbundle
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.checkpoint.spark_log import SparkLog
-    from flinkish_spark.protocol.decisions import Decision
-
 
 #: Characters that Java escapes in a URI.
 _ESCAPED = re.compile(r"[\x00-\x20%#?\"<>\\^`{|}\[\]]")

@@ -539,11 +539,6 @@ class RestoreSettings:
     store_options
         Options of the savepoint's bucket; see `StreamExecutionEnvironment`.
 
-    Raises
-    ------
-    ConfigError
-        The path is not absolute, or a value is of another type.
-
     Examples
     --------
     >>> RestoreSettings("/savepoints/orders-17").claim.name

@@ -268,7 +268,6 @@ class EditedState:
     kind: ClassVar[str | None] = None
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the entries; refuse repeated keys and missing times."""
         given, what = _concat_blocks(blocks, self.rows), f"the state '{self.section.partition('/')[2]}'"
         arrays, columns, name = [], iter(given.columns), ""
         try:
@@ -291,8 +290,6 @@ class EditedState:
 
 @dataclass(frozen=True)
 class EditedTimers:
-    """The user's timers of both clocks."""
-
     #: Schema of the blocks: the key's hash, the key, clock, time, beginning and end of the window.
     rows: pa.Schema
     #: How the timers of each clock are stored.
@@ -371,7 +368,6 @@ class EditedPartition:
     kind: str
 
     def tables(self, blocks: Sequence[bytes]) -> Mapping[str, pa.RecordBatch]:
-        """Return the entries by the name of the state."""
         given, name = _concat_blocks(blocks, self.rows), self.section.partition("/")[2]
         what = f"the {self.kind} '{name}'"
         if any(column.null_count for column in given.columns):

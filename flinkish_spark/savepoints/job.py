@@ -5,14 +5,22 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from flinkish_spark.checkpoint.spark_log import place_of_bases
+from pyspark.sql import SparkSession
+
+from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
+from flinkish_spark.planning.beginning import Beginning
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid
+from flinkish_spark.protocol.plan_layout import PlanLayout, Position
 from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, SourceFacts
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import check_outside, savepoint_at, target_place
@@ -27,21 +35,8 @@ from flinkish_spark.savepoints.seeds import (
     shuffle_partitions_of,
 )
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.checkpoint.spark_log import SparkLog
-    from flinkish_spark.contracts.source import SourceNode
-    from flinkish_spark.core.job_dir import JobDir
-    from flinkish_spark.planning.beginning import Beginning
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.protocol.decisions import Decision
-    from flinkish_spark.protocol.plan_layout import PlanLayout, Position
-
 
 class SavepointHandle(NamedTuple):
-    """A finished savepoint."""
-
     place: StoreSpec
     metadata: SavepointMetadata
 
@@ -62,14 +57,12 @@ class JobSavepoints:
         return find_beginning(self.job_dir, self.root)
 
     def shuffle_partitions(self) -> int:
-        """Return the number of shuffle partitions of the live lineage."""
         # Spark takes the number from its log: a job that is to be rescaled runs, and replays, with the former
         # number until a new log begins.
         now = shuffle_partitions_of(self.job_dir, self.beginning())
         return self.wanted_partitions if now is None else now
 
     def bundles_per_partition(self, beginning: Beginning) -> int:
-        """Return the number of bundles per partition in the live lineage."""
         return bundles_per_partition_of(self.job_dir, beginning)
 
     def find_layout(self) -> PlanLayout | None:

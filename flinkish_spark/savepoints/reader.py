@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -83,10 +83,6 @@ from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import BROADCAST, LISTS, STATE_SECTION, TIMERS
 from flinkish_spark.types.arrow_types import spark_type
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 _AT_ONCE = 16
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
 
 from flinkish_spark.checkpoint.spark_log import SparkLog, place_of_bases
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import InternalError, JobDirError, UserError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import make_directories
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.rules.cut_chains import find_chain_ends
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.planning.stream_graph import StreamGraph
+from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -53,15 +58,6 @@ from flinkish_spark.savepoints.seeds import (
     remove_below,
     shuffle_partitions_of,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from flinkish_spark.contracts.source import SourceNode
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.planning.stream_graph import StreamGraph
-    from flinkish_spark.protocol.decisions import Decision
-
 
 _OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
 _ADVICE = {
@@ -270,7 +266,6 @@ class Restore:
 
 
 def _copy_durably(place: SavepointDir, files: Collection[StateFile], folder: StoreSpec) -> None:
-    """Copy state files durably to a folder."""
     place.copy_to_place(files, folder)
     make_durable(folder, files)
 
@@ -278,7 +273,6 @@ def _copy_durably(place: SavepointDir, files: Collection[StateFile], folder: Sto
 def keep_stateful_operators(
     chains: Collection[SeededChain], files: Collection[StateFile]
 ) -> tuple[SeededChain, ...]:
-    """Return the chains without operators that have no state file."""
     there = {(file.operator, file.chain) for file in files}
     return tuple(
         replace(chain, states={uid: name for uid, name in chain.states.items() if (uid, name) in there})

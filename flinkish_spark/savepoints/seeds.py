@@ -6,23 +6,19 @@ import logging
 import shutil
 import uuid
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.beginning import Beginning
+from flinkish_spark.planning.sink_rows import PlannedJob
+from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.plan_layout import PlanLayout
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, ClaimMode, Seed, StateFile
 from flinkish_spark.savepoints.files import savepoint_at
-
-if TYPE_CHECKING:
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.protocol.decisions import Decision
-
 
 LOG = logging.getLogger(__name__)
 #: Key in job.json: the savepoint that the job began with.
@@ -57,7 +53,6 @@ def shuffle_partitions_of(job_dir: JobDir, beginning: Beginning) -> int | None:
 
 
 def bundles_per_partition_of(job_dir: JobDir, beginning: Beginning) -> int:
-    """Return the number of bundles per partition in the live lineage."""
     if beginning.seed is not None:
         return beginning.seed.bundles_per_partition
     settings = job_dir.find_settings()

@@ -10,7 +10,8 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.store_spec import StoreSpec
@@ -53,9 +54,6 @@ from flinkish_spark.savepoints.writer_plan import (
 )
 from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 class SavepointWriter:
     """A writer of a new savepoint; made by :meth:`new` or :meth:`from_existing`.
@@ -89,11 +87,6 @@ class SavepointWriter:
             Number of key groups of its operators; must be that of the job, which can never change.
         job
             A job name, for display only.
-
-        Raises
-        ------
-        ConfigError
-            The number or the name is invalid.
         """
         check_max_parallelism(max_parallelism)
         with raise_config_errors("choose another name"):
@@ -276,13 +269,7 @@ class SavepointWriter:
         return self._change(operators={**plan.operators, uid: added}, chains=chains)
 
     def remove_operator(self, uid: str) -> SavepointWriter:
-        """Return a writer without the state and the timers of an operator.
-
-        Raises
-        ------
-        BootstrapError
-            There is no such operator.
-        """
+        """Return a writer without the state and the timers of an operator."""
         plan = self._plan
         plan.find_operator(uid)
         return self._change(
@@ -292,15 +279,7 @@ class SavepointWriter:
         )
 
     def change_uid(self, old: str, new: str) -> SavepointWriter:
-        """Return a writer with another uid for an operator; its state and timers stay.
-
-        Raises
-        ------
-        BootstrapError
-            There is no operator `old`, or `new` is taken.
-        ConfigError
-            `new` is no valid uid.
-        """
+        """Return a writer with another uid for an operator; its state and timers stay."""
         planned, plan = self._plan.find_operator(old), self._plan
         with raise_config_errors("choose another uid"):
             check_name(new, "uid")

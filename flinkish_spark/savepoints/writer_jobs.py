@@ -9,8 +9,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING
 
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -52,10 +52,6 @@ from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, map_in_arrow
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.rows import arrow_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
 
 #: About how many bytes of state files one task rewrites.
 _TASK_BYTES = 64 << 20
@@ -180,7 +176,6 @@ def _rewrite(
 def _edit_blocks(
     edits: Sequence[EditRows], groups: int, first_part: int
 ) -> tuple[list[DataFrame], dict[int, Edit]]:
-    """Return the rows of edits as blocks, and the edits by part."""
     by_part = dict(enumerate(edits, start=first_part))
     partition = F.lit(FIRST_PARTITION_GROUP).cast("int").alias(KEY_GROUP)
     frames = []

@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -40,10 +40,6 @@ from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.rows import arrow_schema
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 # A savepoint is restored by uid, but the state of an operator belongs to a chain, and operators in one chain
 # of a job must have had the same source positions.
@@ -202,8 +198,6 @@ _ADVICE = "give the columns that the reader returns, with their types there"
 
 @dataclass(frozen=True)
 class EditRows:
-    """The new entries of a state, or the new timers of an operator."""
-
     #: Columns in the order of `edit`; for keyed state, after the key's hash.
     frame: DataFrame
     edit: Edit
@@ -279,7 +273,6 @@ def _add_hash(frame: DataFrame, columns: Sequence[T.StructField], keys: int) -> 
 
 
 def _name_key_columns(key_types: Sequence[str]) -> dict[str, str]:
-    """Return the types of the key columns by name."""
     if len(key_types) == 1:
         return {"key": key_types[0]}
     return {f"key_{number}": kind for number, kind in enumerate(key_types)}
@@ -373,8 +366,6 @@ def find_stored_columns(
 
 @dataclass(frozen=True)
 class OperatorBootstrap:
-    """New state of an operator, from rows by key."""
-
     #: Name of the chain in which the operator is.
     chain: str
     rows: KeyedRows
@@ -408,8 +399,6 @@ class PlannedOperator:
 
 @dataclass(frozen=True)
 class WrittenOperator:
-    """Files of an operator in a new savepoint."""
-
     #: With all of its states.
     state: OperatorState
     files: tuple[StateFile, ...]

@@ -118,25 +118,13 @@ class LocalBroker:
 
     @property
     def pid(self) -> int:
-        """Process id of the running broker.
-
-        Raises
-        ------
-        ConfigError
-            If the broker is not running.
-        """
+        """Process id of the running broker."""
         if self._process is None:
             raise ConfigError("The broker is not running", what_to_do="call start()")
         return self._process.pid
 
     def run_from(self, jars_dir: str | Path) -> None:
-        """Set the JARs of the next start, for an upgrade to another release.
-
-        Raises
-        ------
-        ConfigError
-            If they contain no broker.
-        """
+        """Set the JARs of the next start, for an upgrade to another release."""
         self._jars_dir = Path(jars_dir).resolve()
         if not any(self._jars_dir.glob("kafka_2.13-*.jar")):
             raise ConfigError(

@@ -84,13 +84,7 @@ class MiniCluster:
 
     @property
     def master(self) -> str:
-        """The URL for a session's master or `flinkish run --target`: ``spark://127.0.0.1:...``.
-
-        Raises
-        ------
-        RuntimeError
-            The cluster does not run.
-        """
+        """The URL for a session's master or `flinkish run --target`: ``spark://127.0.0.1:...``."""
         if not self._workers:
             raise RuntimeError("the cluster does not run; call start(), or use it in a `with` block")
         return f"spark://127.0.0.1:{self._port}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, Self, cast
@@ -24,7 +25,6 @@ from flinkish_spark.core.micro_batch import MICRO_BATCH_IN_HARNESS, MicroBatch
 from flinkish_spark.core.validation import check_function, instance_of, unusable, values_by_name
 from flinkish_spark.datastream.async_data_stream import AsyncDataStream
 from flinkish_spark.datastream.data_stream import DataStream
-from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.async_io import AsyncBatchFunction, AsyncFunction
 from flinkish_spark.functions.keyed import (
     BroadcastProcessFunction,
@@ -69,7 +69,16 @@ from flinkish_spark.worker.async_rows import CALLS_IN_HARNESS, close_kept
 
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")
-_OF_RECORDS = (CoMapFunction, CoFlatMapFunction)
+#: The methods of streams for these functions; `process` takes all others.
+_METHODS = {
+    MapFunction: "map",
+    FlatMapFunction: "flat_map",
+    FilterFunction: "filter",
+    CoMapFunction: "map",
+    CoFlatMapFunction: "flat_map",
+    CheckpointedProcessFunction: "process_with_state",
+}
+_OF_RECORDS = (MapFunction, FlatMapFunction, FilterFunction, CoMapFunction, CoFlatMapFunction)
 #: Timeout of an async function that is tested alone.
 _PATIENCE_MS, _BATCH_SIZE = 60_000, 32
 _TWO = (
@@ -77,7 +86,8 @@ _TWO = (
     CoProcessFunction,
     BroadcastProcessFunction,
     KeyedBroadcastProcessFunction,
-    *_OF_RECORDS,
+    CoMapFunction,
+    CoFlatMapFunction,
 )
 
 
@@ -124,93 +134,65 @@ def build_program(
 def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple[Program, dict[str, Any]]:
     """Return a program that calls one function, and the remaining settings."""
     rest = {name: value for name, value in settings.items() if name not in _SETTINGS}
-    key, kind, output = (settings.get(name) for name in ("key", "key_type", "output"))
-    uid = settings.get("uid", "operator")
     wanted = 2 if isinstance(function, _TWO) else 1
     if inputs != wanted:
         raise ConfigError(
             f"a {type(function).__name__} reads {wanted} inputs, and the fields of {inputs} are given",
             what_to_do='say the fields of each: "user STRING, amount LONG"',
         )
-    made = {"output": output, "uid": uid}
     if isinstance(function, BroadcastProcessFunction | KeyedBroadcastProcessFunction):
-        states = _require(
-            settings, "broadcast", function, 'broadcast=[MapStateDescriptor("rules", "STRING", "LONG")]'
-        )
-        is_keyed = isinstance(function, KeyedBroadcastProcessFunction)
-        keys = _keys(_require(settings, "key", function, 'key="user"')) if is_keyed else ()
-
-        def broadcasting(stream: DataStream, rules: DataStream) -> DataStream:
-            first: Any = stream.key_by(*keys, key=kind) if is_keyed else stream
-            joined: DataStream = first.connect(rules.broadcast(*states)).process(function, **made)
-            return joined
-
-        return broadcasting, rest
-    if isinstance(function, KeyedCoProcessFunction) or (
-        key is not None and isinstance(function, _OF_RECORDS)
-    ):
-        pair = _require(settings, "key", function, 'key=("user", "payer")')
-        first, second = _pair(pair)
-        return (
-            lambda left, right: _apply_to_two(
-                left.connect(right).key_by(first, second, key=kind), function, made
-            )
-        ), rest
-    if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction):
+        return _build_broadcast(function, settings), rest
+    key, kind, uid = settings.get("key"), settings.get("key_type"), settings.get("uid", "operator")
+    call = partial(_call, function, settings.get("output"))
+    is_keyed = key is not None and isinstance(function, _OF_RECORDS)
+    if isinstance(function, KeyedCoProcessFunction) or (is_keyed and wanted == 2):
+        first, second = _pair(_require(settings, "key", function, 'key=("user", "payer")'))
+        return lambda one, two: call(one.connect(two).key_by(first, second, key=kind), uid=uid), rest
+    if isinstance(function, KeyedProcessFunction | VectorizedProcessFunction) or is_keyed:
         keys = _keys(_require(settings, "key", function, 'key="user"'))
-        return lambda stream: stream.key_by(*keys, key=kind).process(function, **made), rest
-    if key is not None and isinstance(function, MapFunction | FlatMapFunction | FilterFunction):
-        keys = _keys(key)
-        return lambda stream: _apply_to_records(stream.key_by(*keys, key=kind), function, made), rest
+        return lambda stream: call(stream.key_by(*keys, key=kind), uid=uid), rest
     if key is not None:
         raise ConfigError(
             f"a {type(function).__name__} has no key", what_to_do="leave key= out, or give a keyed function"
         )
-    return _build_unkeyed(function, output, uid), rest
-
-
-def _apply_to_records(keyed: KeyedStream, function: Any, made: dict[str, Any]) -> DataStream:
-    if isinstance(function, FilterFunction):
-        return keyed.filter(function, uid=made["uid"])
-    call = keyed.map if isinstance(function, MapFunction) else keyed.flat_map
-    return call(function, **made)
-
-
-def _apply_to_two(connected: Any, function: Any, made: dict[str, Any]) -> Any:
-    if isinstance(function, CoMapFunction):
-        return connected.map(function, **made)
-    if isinstance(function, CoFlatMapFunction):
-        return connected.flat_map(function, **made)
-    return connected.process(function, **made)
-
-
-def _build_unkeyed(function: Any, output: Any, uid: str) -> Program:
-    if isinstance(function, CoProcessFunction | CoMapFunction | CoFlatMapFunction):
-        return lambda left, right: _apply_to_two(
-            left.connect(right), function, {"output": output, "name": uid}
-        )
+    if wanted == 2:
+        return lambda one, two: call(one.connect(two), name=uid), rest
     if isinstance(function, CheckpointedProcessFunction):
-        return lambda stream: stream.process_with_state(function, output=output, uid=uid)
-    if isinstance(function, ProcessFunction):
-        return lambda stream: stream.process(function, output=output, name=uid)
-    if isinstance(function, MapFunction):
-        return lambda stream: stream.map(function, output=output, name=uid)
-    if isinstance(function, FlatMapFunction):
-        return lambda stream: stream.flat_map(function, output=output, name=uid)
-    if isinstance(function, FilterFunction):
-        return lambda stream: stream.filter(function, name=uid)
-    made = {"output": output, "uid": uid}
+        return lambda stream: call(stream, uid=uid), rest
+    if isinstance(function, (ProcessFunction, *_OF_RECORDS)):
+        return lambda stream: call(stream, name=uid), rest
+    made = {"output": settings.get("output"), "uid": uid}
     if isinstance(function, AsyncFunction):
-        return lambda stream: AsyncDataStream.ordered_wait(stream, function, _PATIENCE_MS, **made)
+        return lambda stream: AsyncDataStream.ordered_wait(stream, function, _PATIENCE_MS, **made), rest
     if isinstance(function, AsyncBatchFunction):
-        return lambda stream: AsyncDataStream.ordered_wait_batch(
-            stream, function, _PATIENCE_MS, _BATCH_SIZE, **made
-        )
+        wait = AsyncDataStream.ordered_wait_batch
+        return lambda stream: wait(stream, function, _PATIENCE_MS, _BATCH_SIZE, **made), rest
     raise ConfigError(
         f"ProgramHarness.of() got a {type(function).__name__}",
         what_to_do="give it an instance of one of the function classes; for windows, joins and several "
         "operators give ProgramHarness(...) a program",
     )
+
+
+def _build_broadcast(function: Any, settings: Mapping[str, Any]) -> Program:
+    example = 'broadcast=[MapStateDescriptor("rules", "STRING", "LONG")]'
+    states = _require(settings, "broadcast", function, example)
+    is_keyed = isinstance(function, KeyedBroadcastProcessFunction)
+    keys = _keys(_require(settings, "key", function, 'key="user"')) if is_keyed else ()
+
+    def program(stream: DataStream, rules: DataStream) -> DataStream:
+        first: Any = stream.key_by(*keys, key=settings.get("key_type")) if is_keyed else stream
+        joined = first.connect(rules.broadcast(*states))
+        return _call(function, settings.get("output"), joined, uid=settings.get("uid", "operator"))
+
+    return program
+
+
+def _call(function: Any, output: Any, stream: Any, **label: str) -> DataStream:
+    method = next((name for kind, name in _METHODS.items() if isinstance(function, kind)), "process")
+    given = {} if isinstance(function, FilterFunction) else {"output": output}
+    made: DataStream = getattr(stream, method)(function, **given, **label)
+    return made
 
 
 def _require(settings: Mapping[str, Any], name: str, function: Any, example: str) -> Any:

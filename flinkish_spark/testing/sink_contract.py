@@ -13,7 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.contracts.sink import CompletedCheckpoint, Sink, SinkContext, StageRequest
 from flinkish_spark.core.clock import SystemClock
@@ -25,11 +28,6 @@ from flinkish_spark.protocol.records import Committable, SinkAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.schemas import output_schema
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
-
 
 Rows = list[tuple[Any, ...]]
 _CONTROL = f"{C.KIND} INT, {C.CHECKPOINT} LONG, {C.CHANNEL} LONG, {C.HASH} LONG"

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.accumulators import NoTallies
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.ownership import BeatLease, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket
@@ -61,6 +60,7 @@ from tests.simulation.sinks import (
 from tests.simulation.spark import SimQuery, SimReplayQuery
 from tests.simulation.spark_files import SimBucketLog, SimBucketPins, SimSparkLog, fence
 from tests.simulation.world import World
+from tests.support.null_parts import NoTallies
 from tests.support.vertices import vertices_of
 
 if TYPE_CHECKING:

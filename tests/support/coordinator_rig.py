@@ -19,7 +19,6 @@ from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.control import AlignmentStatus
 from flinkish_spark.checkpoint.coordinator import CheckpointCoordinator
 from flinkish_spark.checkpoint.epoch_writer import AdmissionGate
-from flinkish_spark.checkpoint.event_time import NO_TIME, Timekeeping
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.spark_log import SparkLog
@@ -47,6 +46,7 @@ from flinkish_spark.protocol.records import (
     TaskAck,
 )
 from tests.support.clocks import ManualClock
+from tests.support.null_parts import NO_ACCUMULATORS, NO_TIME
 
 
 class Fault(enum.Enum):
@@ -305,7 +305,7 @@ class Rig:
         on_decided: Callable[[Decision], None] = lambda decision: None,
         on_receipt: Callable[[Decision], None] = lambda decision: None,
         begin: bool = True,
-        time: Timekeeping = NO_TIME,
+        time: Any = NO_TIME,
         waiting: Waiting = skip_watch,
         decided_at_ms: int | None = None,
     ) -> None:
@@ -360,6 +360,7 @@ class Rig:
             on_decided=on_decided,
             on_receipt=on_receipt,
             time=time,
+            accumulators=NO_ACCUMULATORS,
             decided_at_ms=decided_at_ms,
         )
         self.coordinator = CheckpointCoordinator(self.parts, kept)

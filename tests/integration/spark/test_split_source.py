@@ -11,7 +11,7 @@ import pytest
 from flinkish_spark import JobStatus, MemorySink, RestoreSettings
 from flinkish_spark.core.errors import EnvironmentFault, UserFunctionError
 from flinkish_spark.core.steps import SilentObserver, Step
-from flinkish_spark.job.supervisor import LastCheckpoint, QueryEnd
+from flinkish_spark.job.job_control import LastCheckpoint, QueryEnd
 from flinkish_spark.sources import RateLimit, SplitSource
 from tests.support.jobs import (
     ORDER,

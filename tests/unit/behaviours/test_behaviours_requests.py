@@ -6,7 +6,7 @@ import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointTriggerRequest
 from flinkish_spark.core.config import CheckpointConfig
-from flinkish_spark.job.supervisor import JobControl
+from flinkish_spark.job.job_control import JobControl
 from flinkish_spark.protocol.checkpoint import CheckpointRequest, Schedule
 from flinkish_spark.protocol.ids import CheckpointPurpose as P
 from tests.support.coordinator_rig import Rig

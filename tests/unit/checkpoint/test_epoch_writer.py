@@ -15,6 +15,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpo
 from flinkish_spark.protocol.records import Barrier, SinkAck, StagedBatch, TaskAck
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import Fault, MemoryStore, StepLog, ack, context_of
+from tests.support.null_parts import NO_TIME
 
 
 class Writing:
@@ -38,6 +39,7 @@ class Writing:
                 gate=self.gate,
                 notify=self._note,
                 must_wait=lambda: self.held_back,
+                time=NO_TIME,
             ),
         )
 

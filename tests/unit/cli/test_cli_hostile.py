@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.cli import rewind
-from flinkish_spark.job import asking
+from flinkish_spark.job import asking, rewind
 from flinkish_spark.protocol.envelope import seal
 from tests.support.cli_hostile_rig import COMMANDS, EVIL, READERS, assert_civil, full_job, sealed, words_of
 from tests.support.cli_rig import JobOnDisk, flinkish

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
-from flinkish_spark.cli import rewind
 from flinkish_spark.cli.client import describe_unexpected, local_time, one_line
-from flinkish_spark.job import asking
+from flinkish_spark.job import asking, rewind
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId
 from tests.support.cli_hostile_rig import COMMANDS, EVIL, assert_civil, full_job, words_of

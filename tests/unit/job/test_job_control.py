@@ -38,6 +38,7 @@ from flinkish_spark.core.watchdog import skip_watch
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.inputs import Inputs, ask_until_answered
+from flinkish_spark.job.job_control import JobControl
 from flinkish_spark.job.requests import (
     OutsideRequest,
     RequestFiles,
@@ -46,9 +47,10 @@ from flinkish_spark.job.requests import (
     RestartForRewind,
     StopMode,
 )
+from flinkish_spark.job.restart_policy import RestartPolicy
 from flinkish_spark.job.spark_engine import StagingMismatchError
 from flinkish_spark.job.standby import LockWait, wait_for_lock
-from flinkish_spark.job.supervisor import JobControl, RestartPolicy, Supervisor
+from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.checkpoint import Schedule
 from flinkish_spark.protocol.failures import CheckpointFailureReason as Reason
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch

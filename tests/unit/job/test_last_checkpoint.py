@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.event_time import Timekeeping
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.catch_up import CatchUp
-from flinkish_spark.job.supervisor import JobControl, LastCheckpoint, QueryEnd
+from flinkish_spark.job.job_control import JobControl, LastCheckpoint, QueryEnd
 from flinkish_spark.protocol.ids import CheckpointPurpose
+from tests.support.null_parts import NoTime
 
 
-class Time(Timekeeping):
+class Time(NoTime):
     """A keeper whose input ends when the test says so."""
 
     can_end = has_ended = is_due_at_once = False

@@ -17,6 +17,7 @@ from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.spark_engine import SinkStaging
 from flinkish_spark.protocol.ids import BatchId, Lineage
+from tests.support.null_parts import NO_TALLIES
 
 LOGGED = 'v1\n{{"batchTimestampMs": {at}}}\n{{"flinkish:checkpoint": 3, "flinkish:watermark": {watermark}}}'
 
@@ -42,7 +43,7 @@ def staging(folder: Path) -> SinkStaging:
     log = SparkLog(LocalStore(folder), "spark/1", folder / "spark" / "1")
     context: Any = SimpleNamespace(log=log, lineage=Lineage(2))
     bases = place_of_bases(StoreSpec(str(folder)), log)
-    made = SinkStaging([], {}, context, bases=bases, cached_files={"word": "flinkish-1/word.txt"})
+    made = SinkStaging([], {}, context, NO_TALLIES, bases=bases, cached_files={"word": "flinkish-1/word.txt"})
     made._stage_sinks = lambda *_: "staged"  # type: ignore[assignment, method-assign, misc]
     return made
 
