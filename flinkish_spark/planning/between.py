@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -433,9 +433,11 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
     if stream.is_marked:
         raise ControlRowError
     stream = stream.keep_records()
-    records = apply_transform(stream.frame, function)
-    if native_states(records) != native_states(stream.frame):
-        records = _apply_stateful_function(stream, function)
+    given = stream.frame
+    if _has_native_state(stream.schema, given.sparkSession, function):
+        # With a place in its source each row would differ from all others.
+        given = given.select(*[F.col(quote_name(name)) for name in stream.schema.names])
+    records = apply_transform(given, function)
     lost = {C.TIME, C.MARK} & (set(stream.frame.columns) - set(records.columns))
     if lost:
         raise GraphError(
@@ -451,18 +453,18 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
     return replace(stream, frame=add_position(records), origins=Origins(), has_channels=False)
 
 
-def _apply_stateful_function(stream: RecordStream, function: Transform) -> DataFrame:
-    """Apply a DataFrame function for which Spark keeps state."""
-    # Of the fields alone: with a place in its source each row differs from all others.
-    fields = stream.frame.select(*[F.col(quote_name(name)) for name in stream.schema.names])
-    records = apply_transform(fields, function)
-    if len(streaming_sources(records)) > len(streaming_sources(fields)):
+def _has_native_state(schema: T.StructType, spark: SparkSession, function: Transform) -> bool:
+    """Return whether Spark keeps state for a DataFrame function; refuse one that Spark cannot stream."""
+    # Over another stream with these fields: places of records may be computed by what Spark refuses.
+    fields = [F.lit(None).cast(one.dataType).alias(one.name, metadata=one.metadata) for one in schema]
+    made = apply_transform(spark.readStream.format("rate").load().select(*fields), function)
+    if len(streaming_sources(made)) > 1:
         raise GraphError(
-            f"{describe_function(function)} of transform() joins another stream",
+            f"{describe_function(function)} of transform() brings another stream",
             why="nobody has checked whether that stream can be replayed",
-            what_to_do="join the two DataFrames first, and give the result to from_dataframe()",
+            what_to_do="put the two DataFrames together first, and give the result to from_dataframe()",
         )
-    why = why_not_streamed(records, APPEND)
+    why = why_not_streamed(made, APPEND)
     if why:
         raise GraphError(
             f"Spark cannot run {describe_function(function)} of transform() in a streaming query",
@@ -470,7 +472,7 @@ def _apply_stateful_function(stream: RecordStream, function: Transform) -> DataF
             what_to_do="give an aggregate a window and a watermark; or build the query with from_dataframe() "
             "and output_mode='update'",
         )
-    return records
+    return bool(native_states(made))
 
 
 def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:

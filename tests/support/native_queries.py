@@ -47,10 +47,11 @@ def write_events(folder: Path, number: int) -> None:
 
 
 def write_end(folder: Path, number: int) -> None:
-    """Write an event that closes all windows; a watermark moves in the micro-batch after it."""
-    _write(folder, number, [(FAR_S, {"kind": "order", "id": -1, "user": "end", "amount": 0})])
+    """Write events that close all windows."""
+    # Both kinds in one micro-batch: after a restart Spark's watermark waits for every input anew.
+    order = {"kind": "order", "id": -1, "user": "end", "amount": 0}
     paid = {"kind": "payment", "id": -2, "user": "end", "amount": 0}
-    _write(folder, number + 1, [(FAR_S, paid)])
+    _write(folder, number, [(FAR_S, order), (FAR_S, paid)])
 
 
 def _write(folder: Path, number: int, rows: list[tuple[int, dict[str, Any]]]) -> None:

@@ -323,6 +323,9 @@ GIVEN: dict[str, Callable[[Page], Any]] = {
     "docs/migrate/flink-datastream.md:totals": lambda page: (
         lambda orders: orders.key_by("user").sum("amount", uid="totals")
     ),
+    "docs/spark-queries.md:F": lambda page: F,
+    "docs/spark-queries.md:orders": frame_of,
+    "docs/spark-queries.md:Trend": lambda page: RunningTotal,
     "docs/job-graph.md:score": lambda page: lambda order: (order.user,),
     "docs/job-graph.md:SCORED": lambda page: "user STRING",
 }

@@ -44,6 +44,10 @@ def rate(spark):
     return spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
 
 
+def watermarked(spark):
+    return rate(spark).withWatermark("timestamp", "1 second")
+
+
 def memory(spark):
     """Spark's own test source; it has no Python name, so it is made in the JVM."""
     jvm = spark._jvm
@@ -91,30 +95,6 @@ def test_a_batch_frame(spark, job_dir) -> None:
     refuse(spark, job_dir, spark.range(5), "batch DataFrame", "readStream")
 
 
-# -- keeps state of Spark's own ---------------------------------------------------------------------
-
-STATEFUL = {
-    "aggregate": lambda df: df.groupBy("value").count(),
-    "windowed aggregate": lambda df: df.groupBy(F.window("timestamp", "1 second")).count(),
-    "distinct": lambda df: df.distinct(),
-    "dropDuplicates": lambda df: df.dropDuplicates(["value"]),
-    "dropDuplicatesWithinWatermark": lambda df: df.withWatermark(
-        "timestamp", "1 second"
-    ).dropDuplicatesWithinWatermark(["value"]),
-    "withWatermark": lambda df: df.withWatermark("timestamp", "1 second"),
-    "join of two streams": lambda df: df.join(
-        df.selectExpr("value AS other"), F.col("value") == F.col("other")
-    ),
-    "limit": lambda df: df.limit(3),
-    "aggregate below a select": lambda df: df.groupBy("value").count().select("count").where("count > 1"),
-}
-
-
-@pytest.mark.parametrize("kind", STATEFUL)
-def test_state_of_sparks_own(spark, job_dir, kind) -> None:
-    refuse(spark, job_dir, STATEFUL[kind](rate(spark)), "the DataFrame contains", "key_by")
-
-
 # -- taken ------------------------------------------------------------------------------------------
 
 
@@ -135,6 +115,14 @@ def test_what_replays_is_taken(spark, job_dir, tmp_path) -> None:
         "table join": rate(spark).join(spark.range(3).withColumnRenamed("id", "value"), "value"),
         "grouped table": rate(spark).join(spark.range(3).selectExpr("id AS value").distinct(), "value"),
         "union": rate(spark).union(rate(spark)),
+        "windowed aggregate": watermarked(spark).groupBy(F.window("timestamp", "1 second")).count(),
+        "distinct": rate(spark).distinct(),
+        "dropDuplicates": rate(spark).dropDuplicates(["value"]),
+        "dropDuplicatesWithinWatermark": watermarked(spark).dropDuplicatesWithinWatermark(["value"]),
+        "join of two streams": rate(spark).join(
+            rate(spark).selectExpr("value AS other"), F.col("value") == F.col("other")
+        ),
+        "limit": rate(spark).limit(3),
     }
     env = environment(spark, job_dir)
     for number, frame in enumerate(frames.values()):

@@ -1,0 +1,84 @@
+"""Spark's own state under kills: every query's rows are those of a batch query, none lost and none twice."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from demo.process import JobProcess, Victim
+from demo.rig import _environment
+from tests.crash.lives import SEED_VARIABLE
+from tests.support.jobs import eventually
+from tests.support.killing import KILL_AT_VARIABLE
+from tests.support.native_queries import QUERIES, write_end, write_events
+
+SHOT = "shot"
+#: Where the job is killed, in turn; more events come before each start.
+POINTS = ("decision:before:2", SHOT, "spark-commit:after:2", "decision:after:1", "sink-commit:after:2")
+GROUPS = {
+    "windows": ("tumbling", "sliding", "session", "two-aggregates", "distinct-users", "top"),
+    "joins": ("inner-join", "left-join", "full-join", "distinct-orders", "distinct-within"),
+    "functions": ("running-totals", "silences", "left-join"),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", GROUPS)
+def test_rows_are_exact_whatever_is_killed(spark: Any, run_directory: Path, group: str) -> None:
+    chance, queries = random.Random(int(os.environ.get(SEED_VARIABLE, "7"))), GROUPS[group]
+    shutil.rmtree(run_directory, ignore_errors=True)
+    (run_directory / "in").mkdir(parents=True)
+    command = [
+        sys.executable, "-m", "tests.crash.native_app", "--directory", str(run_directory),
+        "--queries", *queries,
+    ]  # fmt: skip
+    files = 0
+    for point in POINTS:
+        for _ in range(2):
+            write_events(run_directory / "in", files)
+            files += 1
+        kill_at(command, point, run_directory, chance)
+    write_end(run_directory / "in", files)
+    expected = {name: QUERIES[name].expected(spark, run_directory / "in") for name in queries}
+    assert all(expected.values())
+    job = JobProcess(command, _environment(), run_directory / "driver.log", chance)
+    job.start({})
+    try:
+        for name in queries:
+            eventually(lambda name=name: found(spark, run_directory, name) >= expected[name], within_s=240)
+            assert found(spark, run_directory, name) == expected[name], name
+    finally:
+        job.reap()
+
+
+def kill_at(command: list[str], point: str, directory: Path, chance: random.Random) -> None:
+    job = JobProcess(command, _environment(), directory / "driver.log", chance)
+    job.start({} if point == SHOT else {KILL_AT_VARIABLE: point})
+    try:
+        if point == SHOT:
+            time.sleep(chance.uniform(10, 25))
+            job.kill(Victim.GROUP)
+        else:
+            job.wait(300)
+    finally:
+        job.reap()
+
+
+def found(spark: Any, directory: Path, name: str) -> Counter[tuple[Any, ...]]:
+    """Return the rows that a reader of the files sees, without those of the last, far event."""
+    folder = directory / "out" / name
+    seen = [path for path in folder.rglob("*") if path.is_file()]
+    own = [str(path) for path in seen if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
+    if not own:
+        return Counter()
+    schema = QUERIES[name].stream(spark, directory / "in").schema
+    rows = map(tuple, spark.read.schema(schema).json(own).collect())
+    return Counter(row for row in rows if "end" not in row and -1 not in row)
