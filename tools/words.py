@@ -27,7 +27,7 @@ PACKAGE = "flinkish_spark"
 LIMITS: Final = {"participle": 0, "preposition": 0, "class": 0, "docstring": 0}
 _IRREGULAR = frozenset(
     """
-    begun bent born borne bought bound broken brought built came caught chosen come dealt done drawn
+    begun bent born borne bought broken brought built came caught chosen come dealt done drawn
     driven drunk dug eaten fallen fed felt flown forgotten found frozen given gone got gotten grown
     heard held hidden hung kept known laid led left lent lost made meant met paid ridden risen rung
     said seen sent shaken shown shrunk slept sold sought spent spoken spread spun stolen stood
@@ -38,7 +38,7 @@ _IRREGULAR = frozenset(
 #: Words that end like a participle and are none, and verbs and nouns whose form is the same.
 _NO_PARTICIPLE = frozenset(
     """
-    bed embed exceed feed heed hundred id need proceed red seed shed speed succeed bound reseed
+    bed embed exceed feed heed hundred id need proceed red seed shed speed succeed reseed
     """.split()  # noqa: SIM905 - many words in few lines
 )
 _PREPOSITIONS = frozenset(

@@ -57,7 +57,7 @@ class DataFrameSource(Source):
                 wanted=f"'{APPEND}' or '{UPDATE}'",
                 what_to_do=f"use '{UPDATE}' and a sink that upserts in place of 'complete'",
             )
-        check_field_names(self._with_kind().schema, "the DataFrame of from_dataframe()")
+        check_field_names(self._add_kind().schema, "the DataFrame of from_dataframe()")
         for name in streaming_sources(self.frame):
             bare = name.removeprefix("FileSource[").lower()
             if not name.startswith("FileSource") and bare not in map(str.lower, REPLAYABLE):
@@ -78,7 +78,7 @@ class DataFrameSource(Source):
                 output_mode=self.output_mode,
             )
 
-    def _with_kind(self) -> DataFrame:
+    def _add_kind(self) -> DataFrame:
         """Return the frame; in update mode each row has its kind, since it replaces an earlier one."""
         if self.output_mode == APPEND:
             return self.frame
@@ -94,4 +94,4 @@ class DataFrameSource(Source):
         return tuple(dict.fromkeys(found))
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        return add_position(self._with_kind())
+        return add_position(self._add_kind())

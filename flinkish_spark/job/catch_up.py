@@ -11,6 +11,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.inputs import Inputs
+from flinkish_spark.protocol.ids import BatchId
 
 LOG = logging.getLogger(__name__)
 
@@ -30,8 +31,8 @@ class CaughtUp:
     Raises
     ------
     GraphError
-        At the start: a source cannot say where its input ends (`from_dataframe`), follows an upstream job, or
-        is held back by `with_watermark_alignment`.
+        At the start: a source cannot say where its input ends (`from_dataframe`, a socket), follows an
+        upstream job, or is held back by `with_watermark_alignment`.
 
     Examples
     --------
@@ -60,7 +61,9 @@ def check_can_catch_up(sources: Sequence[SourceNode], aligned: Sequence[str]) ->
 class CatchUp:
     """Where the sources of one `execute` end, and whether they were read up to there."""
 
-    def __init__(self, operators: int = 0) -> None:
+    def __init__(self, operators: int = 0, *, is_wanted: bool = True) -> None:
+        #: Whether the job ends when it has caught up; otherwise nothing is ever reached.
+        self.is_wanted = is_wanted
         self._ends: dict[str, Any] = {}
         self._operators = operators
         #: Whether all was read; decided anew at each start of the query.
@@ -87,11 +90,11 @@ class CatchUp:
         self._more = 0
         return has_answers
 
-    def look(self, sources: Sequence[SourceNode], position: LoggedOffsets) -> None:
+    def look(self, inputs: Inputs, batch: BatchId) -> None:
         """Note how far a staged micro-batch has read."""
         if self.is_reached:
             self._more += 1
-        elif self._is_reached(sources, position):
+        elif self.is_wanted and self._is_reached(inputs.sources, inputs.read_by(batch)):
             LOG.info("all input of the start has been read; the job takes its last checkpoint")
             self.is_reached = True
 

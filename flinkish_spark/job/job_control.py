@@ -125,7 +125,7 @@ class LastCheckpoint:
         control: JobControl,
         time: TimeKeeper,
         coordinator: CheckpointCoordinator,
-        catch_up: CatchUp | None = None,
+        catch_up: CatchUp,
     ) -> None:
         self._control, self._time, self._coordinator = control, time, coordinator
         self._catch_up = catch_up
@@ -134,7 +134,8 @@ class LastCheckpoint:
     def look(self) -> None:
         """Trigger it when possible; called ten times a second, and after each staged micro-batch."""
         # What has caught up fires first what its watermark has passed.
-        is_caught_up = self._is_caught_up and (not self._time.is_due_at_once or self._has_waited)
+        is_over = not self._time.is_due_at_once or self._catch_up.has_waited
+        is_caught_up = self._catch_up.is_reached and is_over
         if not (self._control.stop_wanted.is_set() or is_caught_up or self._time.can_end):
             return
         with self._lock:
@@ -144,19 +145,11 @@ class LastCheckpoint:
         self._coordinator.ask(CheckpointTriggerRequest(CheckpointPurpose.FINAL, lambda answer: None))
 
     @property
-    def _is_caught_up(self) -> bool:
-        return self._catch_up is not None and self._catch_up.is_reached
-
-    @property
-    def _has_waited(self) -> bool:
-        return self._catch_up is not None and self._catch_up.has_waited
-
-    @property
     def is_confirmed(self) -> bool:
         return self._coordinator.ended_with is not None
 
     def end(self) -> QueryEnd:
         # A final checkpoint that no user requested means that the input has ended.
         is_of_input = self._coordinator.ended_with is CheckpointPurpose.FINAL
-        is_wish = self._control.end_wanted.is_set() or self._is_caught_up
+        is_wish = self._control.end_wanted.is_set() or self._catch_up.is_reached
         return QueryEnd.NOT_OVER if is_of_input and not (is_wish or self._time.has_ended) else QueryEnd.OVER

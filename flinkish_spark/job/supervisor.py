@@ -116,7 +116,7 @@ class Supervisor:
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
-        self._catch_up = None if settings.until is None else CatchUp(len(engine.operators))
+        self._catch_up = CatchUp(len(engine.operators), is_wanted=settings.until is not None)
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
         self._outside = RequestWatcher(
             job_dir,
@@ -308,7 +308,7 @@ class Supervisor:
 
     def _has_nothing_to_do(self, recovered: RecoveryResult) -> bool:
         """Return whether a run that ends when it has caught up can end before it starts a query."""
-        if self._catch_up is None or not self._catch_up.is_reached or recovered.kept:
+        if not self._catch_up.is_reached or recovered.kept:
             return False
         time = recovered.time
         return time is None or not time.due(self._settings.clock.wall_ms())
@@ -467,7 +467,7 @@ class Supervisor:
         with self._waiting("the sources to be checked before the start"):
             if not ask_until_answered(owned.inputs.check, owned.job.must_give_up, owned.job.clock):
                 raise JobInterruptedError("waiting for the input")
-            if self._catch_up is not None:
+            if self._catch_up.is_wanted:
                 fix_ends = partial(self._catch_up.fix_ends, owned.inputs)
                 if not ask_until_answered(fix_ends, owned.job.must_give_up, owned.job.clock):
                     raise JobInterruptedError("waiting for the ends of the input")
@@ -488,7 +488,7 @@ class Supervisor:
             recovered.time,
             recovered.kept,
             recovered.start.next_batch,
-            needs_first=self._catch_up is not None,
+            needs_first=self._catch_up.is_wanted,
         )
         time.begin()
         totals = AccumulatorTotals.from_decision(newest, self._job_dir.history().log_began_in)
@@ -533,8 +533,7 @@ class Supervisor:
             self.states.run_tasks()
             self.progress.batches += 1
             coordinator.on_staged(staged, sync_ms)
-            if self._catch_up is not None:
-                self._catch_up.look(owned.inputs.sources, owned.inputs.read_by(staged.batch))
+            self._catch_up.look(owned.inputs, staged.batch)
             last.look()
 
         parts = EpochWriterParts(

@@ -271,10 +271,6 @@ class StreamGraph:
             )
 
 
-#: Derived uids are stored: they keep the names that these classes had when the first ones were made.
-_NAMES_IN_UIDS = {"Rebalance": "Spread", "Rescale": "Narrow", "CustomPartitioning": "ByPartitioner"}
-
-
 def _describe_place(node: StreamNode | KeyedEntry) -> list[Any]:
     """Return a stream's place in the program, back to nodes with a uid: the same in every process."""
     match node:
@@ -288,8 +284,7 @@ def _describe_place(node: StreamNode | KeyedEntry) -> list[Any]:
         case TimedNode():
             return ["timestamps", _describe_place(node.parent)]
         case TransformNode():
-            name = type(node.function).__name__
-            return [_NAMES_IN_UIDS.get(name, name), _describe_place(node.parent)]
+            return [type(node.function).__name__, _describe_place(node.parent)]
     return ["uid", node.uid]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from flinkish_spark.checkpoint.retention import PinManifest, SparkPins
 from flinkish_spark.checkpoint.state_files import (
     StateFileNotFoundError,
     StateOnDisk,
+    correct_schema_paths,
     files_of,
     lineage_of,
     store_versions,
@@ -234,6 +236,44 @@ def test_a_job_without_state_is_pinned_by_its_log_entries(tmp_path):
     folder.log.remove("offsets/0")
     pins.restore(ONE)
     assert folder.log.read("offsets", BatchId(0)) == "v1\n{}\n7"
+
+
+def describe_native(folder: SparkFolder, batch: int, name: str) -> None:
+    """Write what Spark writes for `transformWithState` when its schema is new in a micro-batch."""
+    folder.write(f"0/_stateSchema/default/{name}", b"schema")
+    path = f"file:{folder.state}/0/_stateSchema/default/{name}"
+    body = json.dumps({"stateStoreInfo": [{"storeName": "default", "stateSchemaFilePaths": [path]}]})
+    folder.write(f"0/_metadata/v2/{batch}", f"v2\n{body}".encode())
+
+
+def test_schemas_of_sparks_own_operators_are_pinned_and_restored_with_their_metadata(folder, pins):
+    describe_native(folder, 0, "0_a")
+    describe_native(folder, 6, "6_b")
+    pins.pin(folder.decision(1, 5))
+    assert {n for n in pins._read_manifest(ONE).files if "0/_" in n and n[0] == "0" and n[2] == "_"} == {
+        "0/_metadata/metadata",
+        "0/_metadata/v2/0",
+        "0/_stateSchema/default/0_a",
+    }
+    pins.restore(ONE)
+    # Metadata of a later micro-batch would stay and name a schema that is gone.
+    assert not (folder.state / "0/_metadata/v2/6").exists()
+    assert not (folder.state / "0/_stateSchema/default/6_b").exists()
+    (folder.state / "0/_stateSchema/default/0_a").unlink()
+    pins.restore(ONE)
+    assert (folder.state / "0/_stateSchema/default/0_a").exists()
+
+
+def test_metadata_names_the_schemas_of_the_folder_where_it_is_now(folder, pins, tmp_path):
+    describe_native(folder, 0, "0_a")
+    pins.pin(folder.decision(1, 5))
+    correct_schema_paths(folder.log.store, f"{folder.log.folder}/state", "file:/new/spark/22/state")
+    text = (folder.state / "0/_metadata/v2/0").read_text()
+    assert "file:/new/spark/22/state/0/_stateSchema/default/0_a" in text and text.startswith("v2\n")
+    assert not (folder.state / "0/_metadata/v2/.0.crc").exists()
+    # The pin's file is another one, and can be restored.
+    assert pins.why_not_restorable(ONE) == ""
+    assert "/22/" not in (tmp_path / "pins/state/0/_metadata/v2/0").read_text()
 
 
 # -- what can be wrong --------------------------------------------------------------------------------

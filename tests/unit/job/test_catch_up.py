@@ -15,6 +15,7 @@ from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.job.catch_up import CatchUp, check_can_catch_up
 from flinkish_spark.job.inputs import Inputs
+from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.sources import CollectionSource, EndAtOffsets, HybridSource, SocketTextSource, SplitSource
 
 NO_DIR: Any = None
@@ -48,6 +49,19 @@ def inputs(source: SplitSource, text: str | None) -> Inputs:
         batches=lambda kind: [] if text is None else [0], read=lambda kind, batch: text
     )
     return Inputs([SourceNode("numbers", source)], NO_DIR, log)
+
+
+def reading(source: SplitSource, position: LoggedOffsets) -> Inputs:
+    """Inputs whose log says how far a micro-batch reads."""
+    given: Any = SimpleNamespace(sources=inputs(source, None).sources, read_by=lambda batch: position)
+    return given
+
+
+def test_nothing_is_reached_by_a_run_that_goes_on() -> None:
+    source = Numbers(a=0).bind("numbers")
+    catch_up = CatchUp(is_wanted=False)
+    catch_up.look(inputs(source, None), BatchId(0))
+    assert not catch_up.is_reached
 
 
 def test_a_split_is_read_up_to_where_it_ended() -> None:
@@ -132,11 +146,12 @@ def test_ends_are_asked_for_once_and_an_outage_is_asked_again() -> None:
     assert catch_up.fix_ends(given) and catch_up.fix_ends(given)
     assert len(asked) == 2
     assert not catch_up.is_reached
-    of = partial(at, "numbers")
-    catch_up.look(given.sources, of(a=2))
+    catch_up.look(reading(source, at("numbers", a=2)), BatchId(0))
     assert not catch_up.is_reached
-    catch_up.look(given.sources, of(a=3))
+    catch_up.look(reading(source, at("numbers", a=3)), BatchId(1))
     assert catch_up.is_reached
+    # The log is not read again.
+    catch_up.look(given, BatchId(2))
 
 
 def test_a_scan_that_has_not_said_where_it_begins_is_waited_for() -> None:
@@ -144,7 +159,7 @@ def test_a_scan_that_has_not_said_where_it_begins_is_waited_for() -> None:
     catch_up, given = CatchUp(), inputs(source, None)
     catch_up.fix_ends(given)
     (there,) = at("numbers", a=3).sources
-    catch_up.look(given.sources, LoggedOffsets((there, None)))
+    catch_up.look(reading(source, LoggedOffsets((there, None))), BatchId(0))
     assert not catch_up.is_reached
 
 

@@ -35,7 +35,7 @@ class Coordinator:
 def parts() -> tuple[LastCheckpoint, JobControl, Time, Coordinator]:
     control, time, coordinator = JobControl(lambda target: ""), Time(), Coordinator()
     asked: Any = coordinator
-    return LastCheckpoint(control, time, asked), control, time, coordinator
+    return LastCheckpoint(control, time, asked, CatchUp(is_wanted=False)), control, time, coordinator
 
 
 def test_it_is_asked_for_once_whoever_wants_it_first(parts) -> None:

@@ -15,6 +15,7 @@ from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import (
     SEEDED,
     Chain,
+    NativeOperator,
     OperatorInstance,
     PlanLayout,
     Scan,
@@ -378,6 +379,14 @@ def test_operators_that_share_tasks_have_one_number_and_scans_of_several_chains(
         "behind": {"orders": 4},
     }
     assert "shared" not in LAYOUT.to_json() and [one.number for one in LAYOUT.states] == [0]
+
+
+def test_operators_of_sparks_own_have_numbers_between_ours() -> None:
+    own = [OperatorInstance("totals", "totals"), OperatorInstance("hours", "hours")]
+    natives = tuple(NativeOperator(number, "orders", "limit()") for number in (0, 2, 3))
+    layout = PlanLayout((), tuple(own), natives=natives)
+    assert [(one.uid, one.number) for one in layout.states] == [("totals", 1), ("hours", 4)]
+    assert PlanLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout
 
 
 def test_a_scan_may_bring_several_inputs_of_a_chain_and_of_others() -> None:

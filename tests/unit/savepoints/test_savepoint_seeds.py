@@ -21,7 +21,14 @@ from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.decisions import Decision, RewindIntent, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindKind
-from flinkish_spark.protocol.plan_layout import Chain, OperatorInstance, PlanLayout, Scan, ScanRole
+from flinkish_spark.protocol.plan_layout import (
+    Chain,
+    NativeOperator,
+    OperatorInstance,
+    PlanLayout,
+    Scan,
+    ScanRole,
+)
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.savepoints import (
     ClaimMode,
@@ -558,7 +565,7 @@ def test_a_rescale_before_the_first_checkpoint_begins_where_the_job_began(root) 
     layout = PlanLayout(
         (Scan(ScanRole.RECORDS, "orders", "totals"), Scan(ScanRole.BARRIERS, "", "totals")), ()
     )
-    check_layout(job_dir, type("Plan", (), {"layout": lambda self: layout})())
+    check_layout(job_dir, type("Plan", (), {"layout": layout})())
     first = root / "spark/1/sources/0/0"
     first.parent.mkdir(parents=True)
     first.write_text('\0v1\n{"t":{"0":5}}')
@@ -598,6 +605,9 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
 
     check(3, Frame())
     begun(root)
+    natives = [NativeOperator(0, "orders", "limit()")]
+    with pytest.raises(UserError, match=r"'orders' contains limit\(\), and Spark does not move"):
+        check_rescale(JobDir(LocalStore(root)), StoreSpec(str(root)), [], 3, natives)
     before = sorted(root.rglob("*"))
     check(2, Frame())
     check(3, Topic())
