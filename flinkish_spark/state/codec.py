@@ -247,10 +247,7 @@ to_row = cast(Callable[[tuple[Any, ...]], Row], partial(tuple.__new__, Row))
 
 
 def rows_by_slot(
-    slots: Sequence[Any],
-    values: Iterable[Any],
-    hashes: Iterable[int],
-    touches: Iterable[Touch] | None = None,
+    slots: Sequence[Any], values: Iterable[Any], hashes: Iterable[int], touches: Iterable[Touch] | None = None
 ) -> dict[Any, Row]:
     given = repeat((0, None)) if touches is None else touches
     rows = (

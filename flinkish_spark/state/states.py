@@ -444,12 +444,7 @@ class MapState(MutableMapping[K, V]):
     __slots__ = ("_kept", "_keys", "_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
-        self,
-        scope: KeyScope,
-        table: StateTable,
-        naming: ReadForm | None,
-        lends: bool,
-        keys: MapKeys,
+        self, scope: KeyScope, table: StateTable, naming: ReadForm | None, lends: bool, keys: MapKeys
     ) -> None:
         self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         self._keys, self._kept = keys, keys.kept
