@@ -24,9 +24,9 @@ from flinkish_spark.core.elements import (
     TimeDomain,
 )
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
+from flinkish_spark.functions.aggregates import AggregateColumn
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.aggregates import make_element_reduce, make_value_fold
+from flinkish_spark.operators.aggregates import make_value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
@@ -45,8 +45,8 @@ from flinkish_spark.windows.assigners import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
-from flinkish_spark.windows.functions import ProcessWindowFunction, WindowBounds, WindowContext
-from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
+from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext
+from flinkish_spark.windows.spec import WindowSpec
 from flinkish_spark.windows.time_window import NoEventTime
 
 
@@ -631,12 +631,3 @@ class FoldedField(AggregateFunction):
 
     def merge(self, first: Any, second: Any) -> Any:
         return (self._fold(first[0], second[0]),)
-
-
-def make_field_fold(column: AggregateColumn, input_type: str, keys: KeysAndWindow) -> WindowComputation:
-    fold = FoldedField(column, input_type)
-    return AggregateWindow(fold, fold.kept, keys)
-
-
-def make_element_choice(choice: ElementChoice, input_type: str) -> WindowComputation:
-    return ReduceWindow(make_element_reduce(choice, input_type), WindowBounds())

@@ -70,19 +70,9 @@ class BatchContext:
         self._sides.append((tag, batch))
 
     def register_event_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
-        """Register a timer for each key.
+        """Register a timer for each key, or for the keys of the mask `where`; shape (keys,), bool.
 
-        Parameters
-        ----------
-        times_ms
-            Times in milliseconds by the key's number: shape (keys,), or one time for all keys.
-        where
-            Mask of the keys that get a timer, shape (keys,), bool; all keys by default.
-
-        Raises
-        ------
-        TypeError
-            Times are not integers, or the function has no `on_timers`.
+        `times_ms` has milliseconds by the key's number, shape (keys,), or is one time for all keys.
         """
         self._own_timers().register(TimeDomain.EVENT_TIME, self.index, times_ms, where)
 
