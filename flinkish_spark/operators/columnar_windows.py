@@ -228,13 +228,11 @@ _ALIGNED = (
 
 
 def add_ms(times_ms: Array, by_ms: int) -> Array:
-    later: Array = np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
-    return later
+    return np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
 
 
 def _find_begins(breaks: Array, count: int) -> Array:
-    begins: Array = np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
-    return begins
+    return np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
 
 
 #: Origin of a window that is new or differs from its stored row.
@@ -372,8 +370,7 @@ def is_all(places: Array, count: int) -> bool:
 
 
 def find_last_ms(end_ms: Array) -> Array:
-    last: Array = np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
-    return last
+    return np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
 
 
 #: Columns after the partial aggregates: number of elements of a part, and last time of a session's part.

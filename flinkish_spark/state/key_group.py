@@ -62,8 +62,7 @@ class StoredTimers:
 
     def due(self, domain: TimeDomain, limit_ms: int) -> Array:
         times, hashes = self.living(domain)
-        found: Array = hashes[times <= limit_ms]
-        return found
+        return hashes[times <= limit_ms]
 
     def select(self, hashes: Array) -> dict[TimeDomain, TimerQueue]:
         """Return the timers of keys with these hashes (sorted, unique)."""

@@ -49,8 +49,7 @@ class KeyIndex:
                 f"the array that selects keys has type {given.dtype} and shape {given.shape}; give one true "
                 f"or false for each of the {len(self)} keys"
             )
-        found: Array = np.flatnonzero(given)
-        return found
+        return np.flatnonzero(given)
 
     @classmethod
     def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
