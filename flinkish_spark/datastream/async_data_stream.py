@@ -160,13 +160,7 @@ class AsyncDataStream:
             The most elements with open calls at once (elements, not calls).
         """
         spec = _batch_spec(
-            async_batch_function,
-            timeout_ms,
-            batch_size,
-            batch_timeout_ms,
-            capacity,
-            retry_strategy,
-            limits,
+            async_batch_function, timeout_ms, batch_size, batch_timeout_ms, capacity, retry_strategy, limits
         )
         return _add_async_operator(stream, spec, output, uid, record_answers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import Column
@@ -36,7 +36,7 @@ from flinkish_spark.types.hints import StateType
 if TYPE_CHECKING:
     from flinkish_spark.datastream.data_stream import DataStream
     from flinkish_spark.datastream.environment import StreamExecutionEnvironment
-    from flinkish_spark.planning.stream_graph import StreamNode
+    from flinkish_spark.planning.stream_graph import KeyedFunction, StreamNode
 
 
 _Calls = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -44,13 +44,7 @@ ConnectedKey = str | Column | tuple[str | Column, ...] | Callable[[Any], Any] | 
 
 
 class ConnectedStreams:
-    """Two streams, maybe with different fields. Made by :meth:`DataStream.connect`.
-
-    Parameters
-    ----------
-    first, second
-        The streams.
-    """
+    """Two streams, maybe with different fields. Made by :meth:`DataStream.connect`."""
 
     def __init__(self, first: DataStream, second: DataStream) -> None:
         self._first, self._second = first, second
@@ -87,8 +81,6 @@ class ConnectedStreams:
             A :class:`~flinkish_spark.CoMapFunction` alone; or for each stream a function of one record.
         output
             Fields of the rows of both; by default those in the type hint of each function, or of the other.
-        name
-            Name of the function in errors.
         """
         return self._transform_each("map", first, second, output, name)
 
@@ -109,11 +101,7 @@ class ConnectedStreams:
         return self._first._apply_function(left).union(self._second._apply_function(right))
 
     def process(
-        self,
-        function: CoProcessFunction,
-        *,
-        output: OutputType | None = None,
-        name: str | None = None,
+        self, function: CoProcessFunction, *, output: OutputType | None = None, name: str | None = None
     ) -> DataStream:
         """Make any number of rows of each record, to several outputs; see :meth:`DataStream.process`.
 
@@ -125,22 +113,16 @@ class ConnectedStreams:
             A function with a method for each stream; each stream has a copy of it.
         output
             Fields of the main output; by default those in the type hint of `process_element1`.
-        name
-            Name of the function in errors.
-
-        Raises
-        ------
-        GraphError, UserFunctionError
-            It is no CoProcessFunction, or cannot be sent to the workers.
-        SchemaError
-            The output is not known, or is no list of fields.
         """
         left, right = make_co_process(function, output, name)
         return self._first._apply_function(left).union(self._second._apply_function(right))
 
 
 class KeyedConnectedStreams:
-    """Two keyed streams that share the state and the timers of a key."""
+    """Two keyed streams that share the state and the timers of a key.
+
+    `uid` and `max_parallelism` of all methods are as of :meth:`KeyedStream.process`.
+    """
 
     def __init__(
         self, environment: StreamExecutionEnvironment, first: KeyedEntry, second: KeyedEntry
@@ -167,15 +149,6 @@ class KeyedConnectedStreams:
         output
             Fields of the emitted rows; by default those in the type hint of `process_element1`, or else of
             `process_element2` or `on_timer`.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
-
-        Raises
-        ------
-        GraphError
-            It is no KeyedCoProcessFunction, or the uid cannot be used or is taken.
-        UserFunctionError, SchemaError, ConfigError
-            As of :meth:`KeyedStream.process`.
         """
         uid = resolve_uid(self._environment.graph, uid, "process", *self._entries)
         if not isinstance(function, KeyedCoProcessFunction):
@@ -188,7 +161,7 @@ class KeyedConnectedStreams:
         if output is None:
             calls = (function.process_element2, function.on_timer)
             output = infer_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)
-        return self._add_operator(function, output, uid, max_parallelism)
+        return add_operator(self._environment, self._entries, function, output, uid, max_parallelism)
 
     def map(
         self,
@@ -208,21 +181,13 @@ class KeyedConnectedStreams:
             stream a :class:`~flinkish_spark.MapFunction` or a function of one record. Serialised here.
         output
             Fields of the rows; by default those in the type hint of the first, or else of the second.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
-
-        Raises
-        ------
-        GraphError
-            It cannot be called, there is one too many or too few, or the uid cannot be used or is taken.
-        UserFunctionError, SchemaError, ConfigError
-            As of :meth:`KeyedStream.process`.
         """
         uid = resolve_uid(self._environment.graph, uid, "map", *self._entries)
         left, right = make_connected_calls(first, second, "map", uid)
         if output is None:
             output = infer_output(left.call, f"'{uid}'", right.call, is_iterable=False)
-        return self._add_operator(CoMapRecords(*_split_calls(left, right)), output, uid, max_parallelism)
+        made = CoMapRecords(*_split_calls(left, right))
+        return add_operator(self._environment, self._entries, made, output, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -240,23 +205,28 @@ class KeyedConnectedStreams:
         first, second
             A :class:`~flinkish_spark.CoFlatMapFunction` alone; or for each stream a
             :class:`~flinkish_spark.FlatMapFunction` or a function that returns or yields rows, or None.
-        output, uid, max_parallelism
-            As of :meth:`map`, which also says what is raised.
         """
         uid = resolve_uid(self._environment.graph, uid, "flat_map", *self._entries)
         left, right = make_connected_calls(first, second, "flat_map", uid)
         if output is None:
             output = infer_output(left.call, f"'{uid}'", right.call, is_iterable=True)
-        return self._add_operator(CoFlatMapRecords(*_split_calls(left, right)), output, uid, max_parallelism)
+        made = CoFlatMapRecords(*_split_calls(left, right))
+        return add_operator(self._environment, self._entries, made, output, uid, max_parallelism)
 
-    def _add_operator(
-        self, function: KeyedCoProcessFunction, output: OutputType, uid: str, max_parallelism: int | None
-    ) -> DataStream:
-        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
-        graph = self._environment.graph
-        node = declare_operator(graph, self._entries, function, output, uid, max_parallelism)
-        return DataStream(self._environment, node)
+def add_operator(
+    environment: StreamExecutionEnvironment,
+    entries: Sequence[KeyedEntry],
+    function: KeyedFunction,
+    output: OutputType | None,
+    uid: str,
+    max_parallelism: int | None,
+) -> DataStream:
+    """Add an operator to the graph; with `output` None it has the fields of the input."""
+    from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
+
+    node = declare_operator(environment.graph, entries, function, output, uid, max_parallelism)
+    return DataStream(environment, node)
 
 
 def _split_calls(left: RecordCall, right: RecordCall) -> tuple[_Calls, tuple[RichFunction, ...]]:
@@ -285,7 +255,10 @@ class BroadcastStream:
 
 
 class BroadcastConnectedStream:
-    """A stream connected with a broadcast stream; one function reads both."""
+    """A stream connected with a broadcast stream; one function reads both.
+
+    `uid` and `max_parallelism` are as of :meth:`KeyedStream.process`.
+    """
 
     def __init__(self, entry: KeyedEntry, other: BroadcastStream) -> None:
         self._entry, self._other = entry, other
@@ -309,15 +282,6 @@ class BroadcastConnectedStream:
             A KeyedBroadcastProcessFunction if the stream is keyed, else a BroadcastProcessFunction.
         output
             Fields of the emitted rows; by default those in the type hint of `process_element`.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
-
-        Raises
-        ------
-        GraphError
-            It is the other kind of function, or the uid cannot be used or is taken.
-        UserFunctionError, SchemaError, ConfigError
-            As of :meth:`KeyedStream.process`.
         """
         uid = resolve_uid(self._other._environment.graph, uid, "process", self._entry, self._other._entry)
         is_keyed = self._entry.distribution is Distribution.BY_KEY
@@ -333,13 +297,9 @@ class BroadcastConnectedStream:
             timers = (function.on_timer,) if isinstance(function, KeyedBroadcastProcessFunction) else ()
             calls = (function.process_broadcast_element, *timers)
             output = infer_output(function.process_element, f"'{uid}'", *calls, is_iterable=True)
-        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
-
-        environment, entries = self._other._environment, (self._entry, self._other._entry)
+        entries = (self._entry, self._other._entry)
         made = BroadcastFunctions(function, self._other._descriptors)
-        return DataStream(
-            environment, declare_operator(environment.graph, entries, made, output, uid, max_parallelism)
-        )
+        return add_operator(self._other._environment, entries, made, output, uid, max_parallelism)
 
 
 def broadcast_states(descriptors: tuple[Any, ...]) -> tuple[MapStateDescriptor, ...]:

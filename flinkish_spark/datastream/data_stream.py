@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self, overload
 
@@ -18,6 +17,7 @@ from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
     ConnectedStreams,
+    add_operator,
     broadcast_states,
     check_same_job,
 )
@@ -28,15 +28,8 @@ from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.plan_forms import markdown, print_tree
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
+from flinkish_spark.planning import declare, transforms
 from flinkish_spark.planning.async_calls import AsyncTransform
-from flinkish_spark.planning.declare import (
-    check_max_parallelism,
-    check_strategy,
-    declare_operator,
-    infer_output,
-    parse_keys,
-    resolve_uid,
-)
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
 from flinkish_spark.planning.job_graph import describe_stream
 from flinkish_spark.planning.partitioning import (
@@ -61,18 +54,6 @@ from flinkish_spark.planning.stream_graph import (
     is_behind_keys,
     name_bases,
 )
-from flinkish_spark.planning.transforms import (
-    LookupTransform,
-    ProcessTransform,
-    RowTransform,
-    TransformSettings,
-    find_connected_transforms,
-    make_filter,
-    make_flat_map,
-    make_lookup,
-    make_map,
-    make_process,
-)
 from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.state.descriptors import MapStateDescriptor
@@ -85,218 +66,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from flinkish_spark.datastream.environment import StreamExecutionEnvironment
-    from flinkish_spark.planning.transforms import Transform
     from flinkish_spark.protocol.job_graph import JobGraph
 
 
 #: Functions of single records that may emit to side outputs.
-_WITH_SIDES = (AsyncTransform, LookupTransform, ProcessTransform)
-
-
-class SingleRecords(ABC):
-    """The part of a `DataStream` that calls functions of the user's with single records."""
-
-    @abstractmethod
-    def _apply_function(self, function: Transform) -> Self:
-        """Return the stream after a DataFrame function."""
-
-    def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
-        """Make one row of each record, in Python.
-
-        For an expression over columns :meth:`transform` is many times as fast, since it stays in the JVM.
-
-        Parameters
-        ----------
-        function
-            From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
-            :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
-        output
-            Fields of the rows, as DDL or StructType; by default those in the function's type hint.
-        name
-            Name of the function in errors.
-
-        Raises
-        ------
-        GraphError, UserFunctionError
-            It cannot be called, or not be sent to the workers.
-        SchemaError
-            The output is not known, or is no list of fields.
-        """
-        return self._apply_function(make_map(function, output, name))
-
-    def flat_map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> Self:
-        """Make any number of rows of each record, in Python; see :meth:`map`.
-
-        Parameters
-        ----------
-        function
-            Returns or yields rows; or a :class:`~flinkish_spark.FlatMapFunction`. A hint like
-            ``Iterator[Word]`` says the fields.
-        """
-        return self._apply_function(make_flat_map(function, output, name))
-
-    def filter(self, function: Any, *, name: str | None = None) -> Self:
-        """Keep the records for which a function says so, in Python; see :meth:`map`.
-
-        Parameters
-        ----------
-        function
-            From a record to a truth value, or a :class:`~flinkish_spark.FilterFunction`.
-        """
-        return self._apply_function(make_filter(function, name))
-
-    def process(
-        self,
-        function: ProcessFunction,
-        *,
-        output: OutputType | None = None,
-        name: str | None = None,
-    ) -> Self:
-        """Make any number of rows of each record, to several outputs, in Python; see :meth:`map`.
-
-        It has no state and no timers; those are for `key_by(...).process(...)`.
-
-        Parameters
-        ----------
-        function
-            Runs once for each of its outputs that is read.
-        output
-            Fields of the main output; by default those in the type hint of `process_element`.
-        name
-            Name of the function in errors.
-
-        Raises
-        ------
-        GraphError, UserFunctionError
-            It is no ProcessFunction, or cannot be sent to the workers.
-        SchemaError
-            The output is not known, or is no list of fields.
-        """
-        return self._apply_function(make_process(function, output, name))
-
-
-class Redistribution(ABC):
-    """The part of a `DataStream` that moves records between tasks.
-
-    Useful before slow Python functions: these run in the tasks of their input, whose number is at first the
-    number of partitions of the source. A keyed operator without functions before it needs no redistribution:
-    it has its own tasks.
-
-    Each task gets its records in the order that they had before, and a record keeps its place in its channel,
-    so a keyed operator still gets the records of a key in the same order. A repeated task gets the same
-    records.
-    """
-
-    _node: StreamNode
-
-    @abstractmethod
-    def _apply_function(self, function: Transform) -> Self:
-        """Return the stream after a DataFrame function that moves rows."""
-
-    def _refuse_union(self, method: str) -> None:
-        if len(find_paths(self._node)) > 1:
-            raise GraphError(
-                f"{method}() was called on a union",
-                why="functions after a union run over each of its streams separately, in different tasks",
-                what_to_do="call key_by() on it, which brings all of its streams together; or leave it out",
-            )
-
-    def rebalance(self, parallelism: int | None = None) -> Self:
-        """Distribute the records evenly, through a shuffle.
-
-        All rows made of one record go to the same task, chosen by the record's place in its channel.
-
-        Parameters
-        ----------
-        parallelism
-            Number of tasks, for a union of each of its streams; by default the number of shuffle partitions.
-
-        Raises
-        ------
-        ConfigError
-            It is no number of tasks.
-
-        Examples
-        --------
-        >>> stream.rebalance(8).map(slow)  # doctest: +SKIP
-        """
-        return self._apply_function(Rebalance(check_optional_parallelism("rebalance", parallelism)))
-
-    def shuffle(self, parallelism: int | None = None) -> Self:
-        """Distribute the records as :meth:`rebalance` does.
-
-        Flink chooses a random task for each record. A repeated task would choose other ones, so here a hash
-        of the record's place replaces chance.
-        """
-        return self._apply_function(Rebalance(check_optional_parallelism("shuffle", parallelism)))
-
-    def rescale(self, parallelism: int | None = None) -> Self:
-        """Merge the input of several tasks into fewer tasks, without a shuffle; see :meth:`rebalance`.
-
-        Functions before it run in these tasks, too. Only a shuffle can increase the number of tasks.
-
-        Parameters
-        ----------
-        parallelism
-            The most tasks; by default the number of shuffle partitions.
-        """
-        return self._apply_function(Rescale(check_optional_parallelism("rescale", parallelism)))
-
-    def global_(self) -> Self:
-        """Send all records to one task, through a shuffle; see :meth:`rebalance`.
-
-        It has an underscore since `global` is a Python keyword.
-
-        Raises
-        ------
-        GraphError
-            The stream is a union: each of its streams would have a task of its own.
-        """
-        self._refuse_union("global_")
-        return self._apply_function(Rebalance(1))
-
-    def forward(self) -> Self:
-        """Return the stream unchanged: records stay in their tasks by default."""
-        return self
-
-    def partition_custom(
-        self,
-        partitioner: Any,
-        key: str | Callable[[Any], Any] | Any,
-        parallelism: int | None = None,
-    ) -> Self:
-        """Send each record to the task that a function chooses by the record's key.
-
-        Parameters
-        ----------
-        partitioner
-            A :class:`~flinkish_spark.functions.stream.Partitioner`, or a function of a key and the number of
-            tasks that returns a task's number, from 0. The same for the same key, in every process.
-        key
-            Name of a field, a function of a record, or an instance of a
-            :class:`~flinkish_spark.functions.stream.KeySelector`.
-        parallelism
-            Number of tasks; by default the number of shuffle partitions.
-
-        Raises
-        ------
-        ConfigError
-            It is no number of tasks.
-        GraphError, UserFunctionError
-            One of the two is no function, or cannot be sent to the workers; or the stream is a union, where
-            each stream would have tasks of its own.
-
-        Notes
-        -----
-        A function that raises, or returns no task, stops the job with the record's topic, partition and
-        offset. Keyed state does not follow these tasks: a later `key_by` distributes the records again.
-        """
-        self._refuse_union("partition_custom")
-        return self._apply_function(
-            make_custom_partitioning(
-                partitioner, key, check_optional_parallelism("partition_custom", parallelism)
-            )
-        )
+_WITH_SIDES = (AsyncTransform, transforms.LookupTransform, transforms.ProcessTransform)
 
 
 class OperatorSettings:
@@ -314,11 +88,6 @@ class OperatorSettings:
         A keyed operator is still found by its uid; its functions see the name as `get_task_name`. The name of
         a source is only displayed. A union, transform or watermark strategy has no name, and the call has no
         effect.
-
-        Raises
-        ------
-        GraphError
-            It is no name.
         """
         if not isinstance(name, str) or not name:
             raise GraphError(
@@ -335,13 +104,8 @@ class OperatorSettings:
         """Set the uid of a keyed operator, or the name of a function without state.
 
         The call that makes the operator takes its uid, too; the last one counts, as in Flink. Streams without
-        state need no uid, and the call has no effect.
-
-        Raises
-        ------
-        GraphError
-            It is no uid, or is used already. It would change the uid of a source, or of an operator that a
-            sink or another operator reads already.
+        state need no uid, and the call has no effect. It is refused for a source, and once something reads
+        the operator.
         """
         try:
             check_name(uid, "uid")
@@ -370,18 +134,6 @@ class OperatorSettings:
         Its records go through a shuffle before it, as by `rebalance`; later functions run in its tasks, too.
         A keyed operator runs in Spark's shuffle partitions, and a function between two keyed operators in the
         tasks of the first; for both, another number is refused, for the function when the job starts.
-
-        Parameters
-        ----------
-        parallelism
-            Number of tasks.
-
-        Raises
-        ------
-        ConfigError
-            It is no number of tasks, or not the one that keyed operators have.
-        GraphError
-            The stream comes from something else.
         """
         asked = check_parallelism("set_parallelism", parallelism)
         settings = self._find_settings()
@@ -401,16 +153,10 @@ class OperatorSettings:
     def set_max_parallelism(self, max_parallelism: int) -> Self:
         """Set the number of key groups of a keyed operator; no effect on other streams.
 
-        The call that makes the operator takes it, too; the last one counts, as in Flink.
-
-        Raises
-        ------
-        ConfigError
-            It is no number of key groups.
-        GraphError
-            It would change the number, and a sink or another operator reads the operator already.
+        The call that makes the operator takes it, too; the last one counts, as in Flink, until something
+        reads the operator.
         """
-        check_max_parallelism(max_parallelism)
+        declare.check_max_parallelism(max_parallelism)
         if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
             if self._environment.graph.is_read(self._node):
                 groups = self._node.max_parallelism
@@ -429,11 +175,6 @@ class OperatorSettings:
         Functions before it run in other tasks, as in Flink; functions after it may share its tasks. Spark has
         no queue between tasks, so its records go through a shuffle, as by `rebalance`. A source and a keyed
         operator have their own tasks anyway.
-
-        Raises
-        ------
-        GraphError
-            The stream comes from something else. Between two keyed operators, when the job starts.
         """
         return self._chain(ChainingStrategy.HEAD, "start_new_chain")
 
@@ -470,16 +211,6 @@ class OperatorSettings:
         slot_sharing_group
             Any name; ``"default"`` is the default. A job keeps the groups that it began with; changing them
             takes a savepoint.
-
-        Raises
-        ------
-        GraphError
-            It is not the default group, and this is no operator with state; it runs in its input's tasks.
-
-        Notes
-        -----
-        As Flink's `slotSharingGroup`, as far as Spark allows: Spark divides cores among tasks by
-        `spark.task.cpus`.
         """
         if isinstance(self._node, KeyedNode):
             self._environment.graph.slot_sharing[self._node.uid] = slot_sharing_group
@@ -495,21 +226,13 @@ class OperatorSettings:
     def set_resources(self, resources: ResourceProfile) -> Self:
         """Set the resources of the tasks of a function without a key: cores, memory, GPUs.
 
-        It then has tasks of its own, as by :meth:`disable_chaining`.
+        It then has tasks of its own, as by :meth:`disable_chaining`. A local Spark has no resource profiles.
 
         Parameters
         ----------
         resources
             As Spark's `ResourceProfileBuilder` builds it. With task requests alone executors stay as they
             are; with executor requests Spark starts others, for which it needs dynamic allocation.
-
-        Raises
-        ------
-        GraphError
-            The stream comes from something else: all other tasks have the resources of `spark.task.cpus` and
-            `spark.executor.*`. Between two keyed operators, when the job starts.
-        ConfigError
-            It is no profile. When the job starts: this Spark has no resource profiles (a local one has none).
 
         Examples
         --------
@@ -530,9 +253,11 @@ class OperatorSettings:
         settings.resources = instance_of("resources", resources, ResourceProfile, what_to_do=what_to_do)
         return self.disable_chaining()
 
-    def _find_settings(self) -> TransformSettings | None:
-        node = next(iter(find_connected_transforms(self._node)), self._node)
-        if isinstance(node, TransformNode) and isinstance(node.function, RowTransform | LookupTransform):
+    def _find_settings(self) -> transforms.TransformSettings | None:
+        node = next(iter(transforms.find_connected_transforms(self._node)), self._node)
+        if isinstance(node, TransformNode) and isinstance(
+            node.function, transforms.RowTransform | transforms.LookupTransform
+        ):
             return node.function.settings
         return None
 
@@ -556,8 +281,13 @@ class OperatorSettings:
         return "a stream that transform() made"
 
 
-class DataStream(SingleRecords, Redistribution, OperatorSettings):
-    """A stream of records. Made by an environment, never directly."""
+class DataStream(OperatorSettings):
+    """A stream of records. Made by an environment, never directly.
+
+    What cannot be planned is refused at once: a wrong value with a ConfigError, a call in a wrong place with
+    a GraphError, a function that cannot run on workers with a UserFunctionError, fields that are not known
+    with a SchemaError. `uid` and `max_parallelism` are as of :meth:`KeyedStream.process`.
+    """
 
     def __init__(self, environment: StreamExecutionEnvironment, node: StreamNode) -> None:
         self._environment = environment
@@ -577,11 +307,6 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         function
             Gets the records' DataFrame and returns another; called at each start of the query, and
             between a keyed operator and a sink once per micro-batch if it looks at more than single rows.
-
-        Raises
-        ------
-        GraphError
-            It cannot be called.
         """
         if not callable(function):
             raise GraphError(
@@ -591,6 +316,123 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             )
         check_function(function, "the function of transform()", 1)
         return self._apply_function(function)
+
+    def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> DataStream:
+        """Make one row of each record, in Python.
+
+        For an expression over columns :meth:`transform` is many times as fast, since it stays in the JVM.
+
+        Parameters
+        ----------
+        function
+            From a record, a named tuple, to a row: tuple, named tuple, Row, dict or dataclass; or a
+            :class:`~flinkish_spark.MapFunction`. Without state, and the same for the same record.
+        output
+            Fields of the rows, as DDL or StructType; by default those in the function's type hint.
+        """
+        return self._apply_function(transforms.make_map(function, output, name))
+
+    def flat_map(
+        self, function: Any, *, output: OutputType | None = None, name: str | None = None
+    ) -> DataStream:
+        """Make any number of rows of each record, in Python; see :meth:`map`.
+
+        The function, or a :class:`~flinkish_spark.FlatMapFunction`, returns or yields rows. A hint like
+        ``Iterator[Word]`` says the fields.
+        """
+        return self._apply_function(transforms.make_flat_map(function, output, name))
+
+    def filter(self, function: Any, *, name: str | None = None) -> DataStream:
+        """Keep the records for which a function, or a FilterFunction, returns true; see :meth:`map`."""
+        return self._apply_function(transforms.make_filter(function, name))
+
+    def process(
+        self, function: ProcessFunction, *, output: OutputType | None = None, name: str | None = None
+    ) -> DataStream:
+        """Make any number of rows of each record, to several outputs, in Python; see :meth:`map`.
+
+        It has no state and no timers; those are for `key_by(...).process(...)`. The function runs once for
+        each of its outputs that is read; `output` has the fields of the main one.
+        """
+        return self._apply_function(transforms.make_process(function, output, name))
+
+    def _refuse_union(self, method: str) -> None:
+        if len(find_paths(self._node)) > 1:
+            raise GraphError(
+                f"{method}() was called on a union",
+                why="functions after a union run over each of its streams separately, in different tasks",
+                what_to_do="call key_by() on it, which brings all of its streams together; or leave it out",
+            )
+
+    def rebalance(self, parallelism: int | None = None) -> DataStream:
+        """Distribute the records evenly, through a shuffle.
+
+        Useful before slow Python functions: these run in the tasks of their input, whose number is at first
+        the number of partitions of the source. A keyed operator has its own tasks. All rows made of a record
+        go to the same task, chosen by the record's place in its channel; each task gets its records in the
+        order that they had before, also when it is repeated.
+
+        Parameters
+        ----------
+        parallelism
+            Number of tasks, for a union of each of its streams; by default the number of shuffle partitions.
+        """
+        return self._apply_function(Rebalance(check_optional_parallelism("rebalance", parallelism)))
+
+    def shuffle(self, parallelism: int | None = None) -> DataStream:
+        """Distribute the records as :meth:`rebalance` does.
+
+        Flink chooses a random task for each record. A repeated task would choose other ones, so here a hash
+        of the record's place replaces chance.
+        """
+        return self._apply_function(Rebalance(check_optional_parallelism("shuffle", parallelism)))
+
+    def rescale(self, parallelism: int | None = None) -> DataStream:
+        """Merge the input of several tasks into fewer tasks, without a shuffle; see :meth:`rebalance`.
+
+        Functions before it run in these tasks, too. Only a shuffle can increase the number of tasks.
+
+        Parameters
+        ----------
+        parallelism
+            The most tasks; by default the number of shuffle partitions.
+        """
+        return self._apply_function(Rescale(check_optional_parallelism("rescale", parallelism)))
+
+    def global_(self) -> DataStream:
+        """Send all records to one task, through a shuffle; see :meth:`rebalance`.
+
+        It has an underscore since `global` is a Python keyword.
+        """
+        self._refuse_union("global_")
+        return self._apply_function(Rebalance(1))
+
+    def forward(self) -> DataStream:
+        """Return the stream unchanged: records stay in their tasks by default."""
+        return self
+
+    def partition_custom(
+        self, partitioner: Any, key: str | Callable[[Any], Any] | Any, parallelism: int | None = None
+    ) -> DataStream:
+        """Send each record to the task that a function chooses by the record's key.
+
+        Parameters
+        ----------
+        partitioner
+            A :class:`~flinkish_spark.functions.stream.Partitioner`, or a function of a key and the number of
+            tasks that returns a task's number, from 0. The same for the same key, in every process.
+        key
+            Name of a field, a function of a record, or an instance of a
+            :class:`~flinkish_spark.functions.stream.KeySelector`.
+        parallelism
+            Number of tasks; by default the number of shuffle partitions.
+
+        A function that raises, or returns no task, stops the job with the record's topic, partition and
+        offset. Keyed state does not follow these tasks: a later `key_by` distributes the records again.
+        """
+        self._refuse_union("partition_custom")
+        tasks = check_optional_parallelism("partition_custom", parallelism)
+        return self._apply_function(make_custom_partitioning(partitioner, key, tasks))
 
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Assign event times to the records, and define the watermarks.
@@ -603,15 +445,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         ----------
         strategy
             For example ``WatermarkStrategy.for_bounded_out_of_orderness(5_000)``.
-
-        Raises
-        ------
-        GraphError
-            It is no strategy, or the stream comes from a keyed operator, whose results have their times.
-        UserFunctionError
-            A function or a generator of the strategy cannot be sent to the workers.
         """
-        check_strategy(strategy, "assign_timestamps_and_watermarks()", name_bases(self._node))
+        declare.check_strategy(strategy, "assign_timestamps_and_watermarks()", name_bases(self._node))
         if is_behind_keys(self._node):
             raise GraphError(
                 "assign_timestamps_and_watermarks() was called after a keyed operator",
@@ -624,9 +459,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         return DataStream(self._environment, node)
 
     def key_by(
-        self,
-        *keys: str | Column | Callable[[Any], Any] | KeySelector,
-        key: StateType | None = None,
+        self, *keys: str | Column | Callable[[Any], Any] | KeySelector, key: StateType | None = None
     ) -> KeyedStream:
         """Partition by columns, expressions or a function; records of equal keys meet the same state.
 
@@ -641,42 +474,26 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             Type of the function's result: ``"STRING"``, or ``"user STRING, product LONG"`` for a tuple.
             By default its return type hint: a type, a tuple of types, a named tuple or a dataclass.
 
-        Raises
-        ------
-        GraphError, UserFunctionError
-            There is no key, one that cannot be used, or a function that cannot be sent to the workers.
-        SchemaError
-            The type of a function's keys is not known.
-
         Examples
         --------
         >>> stream.key_by(lambda order: order.user.lower(), key="STRING")  # doctest: +SKIP
         """
-        return KeyedStream(self._environment, self._node, parse_keys(keys, key))
+        return KeyedStream(self._environment, self._node, declare.parse_keys(keys, key))
 
     def match_recognize(self, text: str, *, uid: str | None = None, **more: Any) -> DataStream:
         """Look for a row pattern of SQL:2016 among the rows of each key, which PARTITION BY names.
 
-        Without PARTITION BY all rows have the same key, and run in one task.
-
-        Parameters
-        ----------
-        text, uid, more
-            As of :meth:`KeyedStream.match_recognize`, which also says what is raised.
+        Without PARTITION BY all rows have the same key, and run in one task. `text` and the options are as
+        of :meth:`KeyedStream.match_recognize`.
         """
         partition = match_recognize(text).partition
-        keyed = self.key_by(*partition) if partition else self.key_by(_get_common_key, key="INT")
+        keyed = self.key_by(*partition) if partition else self.key_by(lambda record: 0, key="INT")
         return keyed.match_recognize(text, uid=uid, **more)
 
     def union(self, *others: DataStream) -> DataStream:
         """Unite streams with the same fields; the order of records of different streams is undefined.
 
-        A stream united with itself has each record twice.
-
-        Raises
-        ------
-        GraphError
-            One is keyed, or of another job. Other fields are refused when the job starts.
+        A stream united with itself has each record twice. Other fields are refused when the job starts.
         """
         if not others:
             return self
@@ -688,13 +505,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
     def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
-        """Let one function read this stream and another one, which may have other fields.
-
-        Raises
-        ------
-        GraphError
-            The other is keyed, or of another job.
-        """
+        """Let one function read this stream and another one, which may have other fields."""
         if isinstance(other, BroadcastStream):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
             check_same_job(self._environment, other._environment, "connect")
@@ -704,15 +515,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         """Send every record to every partition of the operator that reads it.
 
-        Parameters
-        ----------
-        descriptors
-            The states that a function's `process_broadcast_element` fills.
-
-        Raises
-        ------
-        GraphError
-            There is none, or one cannot be a broadcast state.
+        A function's `process_broadcast_element` fills the states of the descriptors.
         """
         return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
 
@@ -741,17 +544,8 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             Serialised here, once.
         output
             Fields of the emitted rows; by default those in the type hint of `process_element`.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`.
-
-        Raises
-        ------
-        GraphError
-            It is no CheckpointedProcessFunction, or the uid cannot be used or is taken.
-        UserFunctionError, SchemaError, ConfigError
-            As of :meth:`KeyedStream.process`.
         """
-        uid = resolve_uid(self._environment.graph, uid, "process_with_state", self._node)
+        uid = declare.resolve_uid(self._environment.graph, uid, "process_with_state", self._node)
         if not isinstance(function, CheckpointedProcessFunction):
             raise GraphError(
                 f"process_with_state() of '{uid}' got a {type(function).__name__}",
@@ -759,11 +553,10 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             )
         check_methods(function, CheckpointedProcessFunction, f"'{uid}'")
         if output is None:
-            output = infer_output(function.process_element, f"'{uid}'", is_iterable=True)
+            output = declare.infer_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
         made = UnkeyedCheckpointedFunction(function)
-        node = declare_operator(self._environment.graph, [entry], made, output, uid, max_parallelism)
-        return DataStream(self._environment, node)
+        return add_operator(self._environment, [entry], made, output, uid, max_parallelism)
 
     def lookup_join(
         self,
@@ -799,18 +592,13 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
             Cache of answers; None: each batch of a micro-batch looks its keys up again.
         keys_per_call
             The most keys in one call.
-        name
-            Name of the function in errors.
-
-        Raises
-        ------
-        ConfigError, SchemaError, UserFunctionError
-            Something cannot be used.
         """
         check_methods(table, LookupTable, f"'{name}'")
         check_methods(function, ProcessJoinFunction, f"'{name}'")
         join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
-        return DataStream(self._environment, TransformNode(self._node, make_lookup(join, output, name)))
+        return DataStream(
+            self._environment, TransformNode(self._node, transforms.make_lookup(join, output, name))
+        )
 
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """Return the stream of rows that a function emits with ``ctx.output(tag, row)``.
@@ -822,20 +610,13 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         ----------
         tag
             The tag that the function uses; its `output` defines the fields.
-
-        Raises
-        ------
-        GraphError
-            This is not the result of `process` or of a join, or the same name was used with other fields.
-        SchemaError
-            The tag's output type is not a list of fields.
         """
         if not isinstance(tag, OutputTag):
             raise GraphError(
                 f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
             )
         node = self._node
-        ways = find_connected_transforms(node)
+        ways = transforms.find_connected_transforms(node)
         if ways:
             sides = [DataStream(self._environment, way).get_side_output(tag) for way in ways]
             return sides[0].union(*sides[1:])
@@ -855,27 +636,12 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         return DataStream(self._environment, side)
 
     def sink_to(self, sink: Sink, *, uid: str | None = None) -> DataStream:
-        """Write this stream to a sink that commits with the checkpoints.
+        """Write this stream to a sink that commits with the checkpoints; return the stream.
 
-        Parameters
-        ----------
-        sink
-            For example a KafkaSink or a DeltaSink.
-        uid
-            Stable name of this sink in this job. If left out, it is derived from the place in the program,
-            with a warning.
-
-        Returns
-        -------
-        DataStream
-            This stream, so that several sinks can be attached in a row.
-
-        Raises
-        ------
-        GraphError
-            It is no sink, or the uid cannot be used or is taken.
+        The uid is its stable name in this job. If left out, it is derived from the place in the program, with
+        a warning.
         """
-        uid = resolve_uid(self._environment.graph, uid, "sink", self._node)
+        uid = declare.resolve_uid(self._environment.graph, uid, "sink", self._node)
         if not isinstance(sink, Sink):
             raise GraphError(
                 f"sink_to() got a {type(sink).__name__}",
@@ -888,13 +654,7 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         return self
 
     def explain(self) -> None:
-        """Print the operators of this stream as a tree; see :meth:`StreamExecutionEnvironment.explain`.
-
-        Raises
-        ------
-        GraphError
-            An operator would run twice in one chain.
-        """
+        """Print the operators of this stream as a tree; see :meth:`StreamExecutionEnvironment.explain`."""
         print_tree(self._describe_job(), self._environment._statistics())
 
     def _describe_job(self) -> JobGraph:
@@ -915,7 +675,3 @@ class DataStream(SingleRecords, Redistribution, OperatorSettings):
         from flinkish_spark.planning.planner import plan_records
 
         return plan_records(self._environment.spark, self._environment.graph, self._node)
-
-
-def _get_common_key(record: Any) -> int:
-    return 0

@@ -15,16 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from flinkish_spark.bridge.session import (
-    check_java,
-    hold_stage_bars,
-    is_until_caught_up,
-    refuse_connect,
-    refuse_other_target,
-    run_tasks_in_this_python,
-    scratch_folder,
-    suppress_traces,
-)
+from flinkish_spark.bridge import session
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.checkpoint.ownership import JobLock
@@ -32,17 +23,15 @@ from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.dataframe import DataFrameSource
 from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.contracts.manifest import Manifest
-from flinkish_spark.contracts.source import NO_JOB, Source, SourceNode
+from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.clock import SystemClock, SystemThreads
 from flinkish_spark.core.config import CancellationConfig, CheckpointConfig, ExponentialDelay
 from flinkish_spark.core.errors import (
     ConfigError,
-    CorruptObjectError,
     FlinkishError,
     GraphError,
     JobCancelledError,
     OwnedElsewhereError,
-    StoreError,
     UserError,
 )
 from flinkish_spark.core.forks import own_handler
@@ -59,6 +48,7 @@ from flinkish_spark.core.validation import (
     unusable,
 )
 from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.datastream.job_plans import JobPlans
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.catch_up import CaughtUp, check_can_catch_up
@@ -66,52 +56,35 @@ from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecution
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
-from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in, print_tree
 from flinkish_spark.job.reporting import JobReporter, collect_reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.job.trace_log import write_trace_file
 from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, resolve_uid
-from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.planning.partitioning import (
     check_is_shuffle_partitions,
     check_parallelism,
-    fit_partitions,
     read_shuffle_partitions,
 )
-from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, find_sources
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
-from flinkish_spark.protocol.savepoints import RestoreRules
 from flinkish_spark.reporters.reporter import ReportedJob, Reporter, ReporterGroup
 from flinkish_spark.rest.server import UiConfig, UiServer
-from flinkish_spark.savepoints.comparison import (
-    Comparison,
-    compare_saved,
-    compare_with_savepoint,
-    make_initial_metadata,
-)
 from flinkish_spark.savepoints.files import RestoreSettings
-from flinkish_spark.savepoints.restore import job_shape
-from flinkish_spark.savepoints.seeds import find_beginning, shuffle_partitions_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
 
-    from flinkish_spark.planning.sink_rows import PlannedJob
-    from flinkish_spark.protocol.job_graph import JobGraph
-    from flinkish_spark.protocol.statistics import StatisticsHistory
-
 
 LOG = logging.getLogger(__name__)
 
 
-class StreamExecutionEnvironment:
+class StreamExecutionEnvironment(JobPlans):
     """An environment that collects sources, operators and sinks of one job, and runs them as one Spark query.
 
     Parameters
@@ -156,17 +129,6 @@ class StreamExecutionEnvironment:
     cancellation
         How long a micro-batch may take to end when the job is cancelled or fails, and what happens then.
 
-    Raises
-    ------
-    ConfigError
-        A setting is invalid or has a wrong type. Or the session does not run on the target of
-        `flinkish run --target`.
-    EnvironmentFault
-        The session is a Spark Connect session.
-
-    Examples
-    --------
-    See `demo/app.py` for a whole job.
     """
 
     def __init__(
@@ -206,7 +168,7 @@ class StreamExecutionEnvironment:
         with raise_config_errors("give one of these, without quotes"):
             check_choice("standby", standby, Standby)
             check_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
-        run_tasks_in_this_python(spark)
+        session.run_tasks_in_this_python(spark)
         self.spark = spark
         self.job = job
         self._place = job_place(job_dir, store_options or {})
@@ -253,11 +215,6 @@ class StreamExecutionEnvironment:
             Builder of a new session, for example ``configure_spark_with_packages(SparkSession.builder)``. A
             JVM is started only if Java is installed, and the job does not run already.
 
-        Raises
-        ------
-        ConfigError, EnvironmentFault
-            As for the class. Without a session also: Java is not installed, or the job runs already.
-
         Examples
         --------
         >>> env = StreamExecutionEnvironment.get_execution_environment(  # doctest: +SKIP
@@ -268,7 +225,7 @@ class StreamExecutionEnvironment:
 
         if SparkSession.getActiveSession() is None:
             # Checked before a JVM is started in vain.
-            check_java()
+            session.check_java()
             _refuse_second(
                 job_place(job_dir, settings.get("store_options") or {}),
                 settings.get("standby", Standby.REFUSE),
@@ -288,11 +245,6 @@ class StreamExecutionEnvironment:
         uid
             Stable name of this source in this job. If left out, it is derived from the place in the program,
             with a warning.
-
-        Raises
-        ------
-        GraphError, UserFunctionError
-            It is no source, the uid cannot be used or is taken, or the strategy cannot be used.
         """
         if not isinstance(source, Source):
             raise GraphError(
@@ -356,11 +308,6 @@ class StreamExecutionEnvironment:
 
         Other queries may run in the session. So its setting is checked here and at the start, and never
         changed.
-
-        Raises
-        ------
-        ConfigError
-            It is no number of tasks, or not the number of shuffle partitions.
         """
         asked = check_parallelism("set_parallelism", parallelism)
         check_is_shuffle_partitions(asked, self._partitions(), f"the job '{self.job}'")
@@ -378,15 +325,7 @@ class StreamExecutionEnvironment:
         return self.graph.max_parallelism
 
     def set_max_parallelism(self, max_parallelism: int) -> Self:
-        """Set the default number of key groups of operators; call it before the first operator.
-
-        Raises
-        ------
-        ConfigError
-            It is no number of key groups.
-        GraphError
-            It would change the number, and there is an operator already.
-        """
+        """Set the default number of key groups of operators; call it before the first operator."""
         check_max_parallelism(max_parallelism)
         if self.graph.operators and max_parallelism != self.graph.max_parallelism:
             raise GraphError(
@@ -416,13 +355,6 @@ class StreamExecutionEnvironment:
         executable
             Whether to make the file, or all files of the folder, executable; by default permissions stay.
 
-        Raises
-        ------
-        ConfigError
-            There is no such file, or the name cannot be used or is taken.
-        EnvironmentFault
-            It cannot be read, or the driver's disk has no room for a copy.
-
         Examples
         --------
         >>> env.register_cached_file("s3://models/fraud-7.onnx", "model")  # doctest: +SKIP
@@ -441,13 +373,6 @@ class StreamExecutionEnvironment:
             A ``.py`` file; a folder with ``__init__.py``, which is a package; another folder, whose content
             can be imported; a ``.zip``, ``.egg`` or ``.whl``, which is unpacked. A path or a URL, as for
             :meth:`register_cached_file`.
-
-        Raises
-        ------
-        ConfigError
-            It does not exist, or is none of these; or it has changed since this session added it.
-        EnvironmentFault
-            It cannot be read or copied.
         """
         self._dependencies.add_python_file(to_path(file_path))
 
@@ -463,11 +388,6 @@ class StreamExecutionEnvironment:
             A ``.zip``, ``.tar``, ``.tar.gz`` or ``.tgz``; a path or a URL.
         target_dir
             Name of its folder; by default the name of the archive with its suffix.
-
-        Raises
-        ------
-        ConfigError
-            It is no archive of these kinds, or the name cannot be used or is taken in this session.
         """
         self._dependencies.add_python_archive(to_path(archive_path), target_dir)
 
@@ -475,125 +395,8 @@ class StreamExecutionEnvironment:
         """Set the Python executable of workers, which must be the one of the session.
 
         Spark sets it when a session is made, for all jobs in it. So it is checked here, and never changed.
-
-        Raises
-        ------
-        ConfigError
-            The session's workers use another one; the message says where to set it.
         """
         self._dependencies.set_python_executable(to_path(python_exec))
-
-    # -- the job graph -----------------------------------------------------------------------------
-    def get_job_graph(self) -> JobGraph:
-        """Return the job graph: operators, their vertices, how records come to them, and why.
-
-        The job is planned as at its start, but nothing is run.
-
-        Raises
-        ------
-        FlinkishError
-            The program has no sink, or planning fails.
-        """
-        return describe_job(self.job, self.graph, self._partitions(), self._plan_graph(self.graph))
-
-    def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
-        """Return the plan as text, for Flink's plan visualiser or a drawing tool.
-
-        Parameters
-        ----------
-        form
-            JSON in Flink's format; DOT for Graphviz; Mermaid, which pages and notebooks draw.
-
-        Raises
-        ------
-        ConfigError
-            `form` is no PlanForm.
-        FlinkishError
-            As of :meth:`get_job_graph`.
-
-        Examples
-        --------
-        >>> Path("plan.mmd").write_text(env.get_execution_plan(PlanForm.MERMAID))  # doctest: +SKIP
-        """
-        instance_of("form", form, PlanForm, what_to_do="give PlanForm.JSON, PlanForm.DOT or PlanForm.MERMAID")
-        return plan_in(self.get_job_graph(), form)
-
-    def explain(self) -> None:
-        """Print the job graph as a tree: vertices, where they run, shuffles, state and sinks.
-
-        If `job_dir` has statistics, the costs of the newest checkpoint are shown too.
-
-        Raises
-        ------
-        FlinkishError
-            As of :meth:`get_job_graph`.
-        """
-        print_tree(self.get_job_graph(), self._statistics())
-
-    def compare(self, other: str | RestoreSettings | StreamExecutionEnvironment) -> Comparison:
-        """Compare programs: what happens to state and positions if this program starts with another one's.
-
-        Operators are compared by uid, with the checks of a restore; nothing is run or written.
-
-        Parameters
-        ----------
-        other
-            A savepoint, as a path, a URL or settings of a restore; or another program, as if it had just
-            taken a savepoint.
-
-        Raises
-        ------
-        FlinkishError
-            Planning of a program fails, or the savepoint cannot be used.
-        ConfigError
-            It is neither.
-
-        Examples
-        --------
-        >>> print(env.compare("/savepoints/7"))  # doctest: +SKIP
-        totals   restored  operator  state by string, 128 key groups
-        average  new       operator  it begins with nothing
-        """
-        hooks = self._hook_names()
-        if isinstance(other, StreamExecutionEnvironment):
-            saved = make_initial_metadata(other.graph, other._plan_graph(other.graph), other._hook_names())
-            return compare_saved(
-                saved, job_shape(self.graph, self._plan_graph(self.graph), hooks), RestoreRules()
-            )
-        given = RestoreSettings(other) if isinstance(other, str) else other
-        what_to_do = 'give a path, RestoreSettings("/absolute/path"), or another environment'
-        settings = instance_of("other", given, RestoreSettings, what_to_do=what_to_do)
-        return compare_with_savepoint(self.graph, self._plan_graph, hooks, settings)
-
-    def _plan_graph(self, graph: StreamGraph) -> PlannedJob:
-        graph.check_complete()
-        return Planner(self.spark, NO_JOB, self._partitions()).plan(graph)
-
-    def _partitions(self) -> int:
-        # The session's setting, else the number in the job directory; a new job directory gets a number that
-        # fits the cores.
-        chosen = read_shuffle_partitions(self.spark)
-        if chosen is None:
-            # If the directory cannot be read now, the start will say so, with what to do.
-            with contextlib.suppress(FlinkishError):
-                job_dir = open_job_dir(self._place)
-                chosen = shuffle_partitions_of(job_dir, find_beginning(job_dir, self._place))
-        return fit_partitions(self.spark, self.max_parallelism) if chosen is None else chosen
-
-    def _hook_names(self) -> list[str]:
-        return [hook.uid for hook in self._hooks.participants()]
-
-    def _statistics(self) -> StatisticsHistory | None:
-        """Return the statistics of checkpoints, which are only displayed; None if they cannot be read."""
-        try:
-            return open_job_dir(self._place).statistics()
-        except (StoreError, CorruptObjectError):
-            return None
-
-    def _repr_markdown_(self) -> str:
-        if not self.graph.sinks:
-            return f"`{self.job}`: no sink yet"
-        return markdown(describe_job(self.job, self.graph, self._partitions()))
 
     def execute_async(self, *, ui: bool | UiConfig = False, until: CaughtUp | None = None) -> JobClient:
         """Start the job and return at once; for notebooks and services.
@@ -610,14 +413,6 @@ class StreamExecutionEnvironment:
             CaughtUp() for a run that ends when all input that was there at its start has been processed; the
             next run goes on. None: the job runs until it is stopped, or all of its sources have come to their
             end; or as `flinkish run --until-caught-up` says.
-
-        Raises
-        ------
-        OwnedElsewhereError
-            This environment runs its job already. Once it has ended the job may be executed again: it
-            continues from its last checkpoint.
-        ConfigError
-            A master hook belongs to a running job of another environment.
         """
         with self._executing:
             self._check_idle("start it twice")
@@ -643,7 +438,7 @@ class StreamExecutionEnvironment:
     def _choose_end(self, given: CaughtUp | None) -> CaughtUp | None:
         """Return when the run ends, as the program or else `flinkish run` says; refuse what cannot end so."""
         if given is None:
-            given = CaughtUp() if is_until_caught_up(self.spark) else None
+            given = CaughtUp() if session.is_until_caught_up(self.spark) else None
         if given is not None:
             instance_of("until", given, CaughtUp, what_to_do="give CaughtUp(), or leave it out")
             timed = [node for node in self.graph.timed if node.strategy.alignment is not None]
@@ -696,14 +491,10 @@ class StreamExecutionEnvironment:
 
         Parameters
         ----------
-        ui
-            As for :meth:`execute_async`.
         live_line
             Whether a terminal shows a status line on standard error, in place of Spark's progress bars:
             records in and out at the newest checkpoint, the checkpoint, lag, restarts, and the share of a
             bounded input that was read. There is none in a notebook, or if standard error is no terminal.
-        until
-            As of :meth:`execute_async`.
 
         Returns
         -------
@@ -757,21 +548,13 @@ class StreamExecutionEnvironment:
         if not is_wanted or not can_show(sys.stderr):
             yield
             return
-        hold_bars = partial(hold_stage_bars, self.spark)
+        hold_bars = partial(session.hold_stage_bars, self.spark)
         line = LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
-        with suppress_traces(self.spark), line:
+        with session.suppress_traces(self.spark), line:
             yield
 
     def add_master_hook(self, hook: MasterHook) -> None:
-        """Let an external system take part in every checkpoint; call it before `execute`.
-
-        Raises
-        ------
-        ConfigError
-            It is no instance of a MasterHook, or its name cannot be used or is taken.
-        OwnedElsewhereError
-            The job runs.
-        """
+        """Let an external system take part in every checkpoint; call it before `execute`."""
         self._check_idle("add a master hook")
         what_to_do = "derive it from flinkish_spark.MasterHook, and give an instance"
         if not isinstance(hook, MasterHook):
@@ -780,13 +563,7 @@ class StreamExecutionEnvironment:
         self._hooks.add(hook)
 
     def register_job_listener(self, listener: ExecutionListener) -> None:
-        """Notify `listener` when a job is submitted and when it has ended; see also :meth:`add_listener`.
-
-        Raises
-        ------
-        ConfigError
-            It is no instance of an ExecutionListener.
-        """
+        """Notify `listener` when a job is submitted and when it has ended; see also :meth:`add_listener`."""
         what_to_do = "derive it from flinkish_spark.ExecutionListener, and give an instance"
         instance_of("listener", listener, ExecutionListener, what_to_do=what_to_do)
         check_methods(listener, ExecutionListener, f"the listener {type(listener).__name__}")
@@ -797,44 +574,19 @@ class StreamExecutionEnvironment:
         self._execution_listeners.clear()
 
     def add_listener(self, listener: JobListener) -> None:
-        """Notify `listener` of status changes, and of complete and aborted checkpoints.
-
-        Raises
-        ------
-        ConfigError
-            It does not have the methods of a JobListener.
-        """
+        """Notify `listener` of status changes, and of complete and aborted checkpoints."""
         what_to_do = "derive it from flinkish_spark.QuietListener, and give an instance"
         require_methods("listener", listener, JobListener, what_to_do=what_to_do)
         self._listeners.append(listener)
 
     def add_reporter(self, reporter: Reporter) -> None:
-        """Add a reporter that sends the job's metrics to another system; see docs/metrics.md.
-
-        Parameters
-        ----------
-        reporter
-            A PrometheusReporter, an OpenTelemetryReporter, a SparkMetricsReporter or an OpenLineageReporter.
-
-        Raises
-        ------
-        ConfigError
-            It is no reporter.
-        OwnedElsewhereError
-            The job runs.
-        """
+        """Add a reporter of the job's metrics, such as a PrometheusReporter(); see docs/metrics.md."""
         self._check_idle("add a reporter")
         what_to_do = "give a PrometheusReporter(), for example"
         self._reporters.append(instance_of("reporter", reporter, Reporter, what_to_do=what_to_do))
 
     def observe(self, observer: Observer) -> None:
-        """Let `observer` watch the steps of the checkpoints; see `core.steps`.
-
-        Raises
-        ------
-        ConfigError
-            It does not have the methods of an observer.
-        """
+        """Let `observer` watch the steps of the checkpoints; see `core.steps`."""
         what_to_do = "derive it from flinkish_spark.core.steps.SilentObserver, and give an instance"
         require_methods("observer", observer, StepObserver, what_to_do=what_to_do)
         self._observer = observer
@@ -860,7 +612,7 @@ class StreamExecutionEnvironment:
             clock=SystemClock(),
             threads=SystemThreads(),
             observer=self._observer,
-            scratch=scratch_folder(self.spark),
+            scratch=session.scratch_folder(self.spark),
             hooks=self._hooks,
             listeners=tuple(self._listeners),
             standby=self.standby,
@@ -889,8 +641,8 @@ def _check_session(spark: SparkSession) -> None:
     if not hasattr(type(spark), "readStream"):
         what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
-    refuse_connect(spark)
-    refuse_other_target(spark)
+    session.refuse_connect(spark)
+    session.refuse_other_target(spark)
 
 
 def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.core.validation import check_methods
+from flinkish_spark.datastream.connected_streams import add_operator
 from flinkish_spark.joins.spec import (
     Bound,
     CoGroupFunction,
@@ -18,7 +19,7 @@ from flinkish_spark.joins.spec import (
     WindowCoGroup,
     WindowJoin,
 )
-from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
+from flinkish_spark.planning.declare import infer_output, resolve_uid
 from flinkish_spark.planning.factories import UNKNOWN_TYPE, Joining, KeyedJoin
 from flinkish_spark.planning.stream_graph import KeyedEntry
 from flinkish_spark.protocol.durations import Duration
@@ -84,11 +85,6 @@ class JoinedStreams:
             Makes rows of a pair.
         left_late, right_late
             Side output of late elements; None: they are dropped and counted.
-
-        Raises
-        ------
-        ConfigError, GraphError, SchemaError, UserFunctionError
-            An argument is invalid; raised before anything starts.
         """
         uid = resolve_uid(self._environment.graph, uid, "interval", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
@@ -175,13 +171,7 @@ class JoinedStreams:
         uid = resolve_uid(self._environment.graph, uid, "temporal", *self._entries)
         check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = TemporalJoin(
-            UNKNOWN_TYPE,
-            UNKNOWN_TYPE,
-            join_type,
-            function,
-            is_deletion,
-            version_ttl,
-            late_output,
+            UNKNOWN_TYPE, UNKNOWN_TYPE, join_type, function, is_deletion, version_ttl, late_output
         )
         return self._add_join(join, function, output, uid, max_parallelism)
 
@@ -202,11 +192,7 @@ class JoinedStreams:
         if output is None and function is not None:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
             output = infer_output(call, f"'{uid}'", is_iterable=True)
-        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
-
-        graph = self._environment.graph
-        node = declare_operator(graph, self._entries, Joining(join), output, uid, max_parallelism)
-        return DataStream(self._environment, node)
+        return add_operator(self._environment, self._entries, Joining(join), output, uid, max_parallelism)
 
 
 def _spec(windows: Any) -> WindowSpec:

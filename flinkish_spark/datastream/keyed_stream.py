@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from pyspark.sql import types as T
 
@@ -16,6 +15,7 @@ from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
     KeyedConnectedStreams,
+    add_operator,
     check_same_job,
 )
 from flinkish_spark.datastream.joined_streams import IntervalSettings, JoinedStreams
@@ -28,6 +28,7 @@ from flinkish_spark.functions.aggregates import (
     FieldAggregate,
     Fold,
     Ties,
+    check_columns,
     check_emit,
 )
 from flinkish_spark.functions.keyed import (
@@ -41,17 +42,7 @@ from flinkish_spark.functions.keyed import (
 from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapRecords
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-from flinkish_spark.planning.declare import (
-    check_accumulator_type,
-    check_keyed_function,
-    check_max_parallelism,
-    declare_operator,
-    infer_aggregate_output,
-    infer_output,
-    make_record_call,
-    parse_keys,
-    resolve_uid,
-)
+from flinkish_spark.planning import declare
 from flinkish_spark.planning.factories import (
     Aggregating,
     AggregatingColumns,
@@ -81,17 +72,37 @@ if TYPE_CHECKING:
     from flinkish_spark.planning.stream_graph import Key, KeyedFunction
 
 
-class KeyedRecords(ABC):
-    """The part of a `KeyedStream` that calls functions of the user's with single records."""
+class FoldSettings(TypedDict, total=False):
+    """Options of :meth:`KeyedStream.sum` and the like."""
 
-    _environment: StreamExecutionEnvironment
-    _entry: KeyedEntry
+    uid: str | None
+    emit: Emit
+    ttl: StateTtl | None
+    max_parallelism: int | None
 
-    @abstractmethod
-    def _add_operator(
-        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
-    ) -> DataStream:
-        """Add an operator to the graph; with `output` None it has the fields of the input."""
+
+def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
+    """Refuse an aggregate that cannot retract a row."""
+    check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
+    if emit is not Emit.PER_ELEMENT:
+        raise ConfigError(
+            f"aggregate() of '{uid}' has a changelog as its input, and cannot emit once per key",
+            why="partial aggregates of tasks would be merged, and these cannot retract rows of a changelog",
+            what_to_do="leave emit out",
+        )
+
+
+class KeyedStream:
+    """A stream partitioned by key; :meth:`process` gives it a function with state.
+
+    `uid` and `max_parallelism` of all methods are as of :meth:`process`, which also says what is raised.
+    """
+
+    def __init__(
+        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[Key, ...]
+    ) -> None:
+        self._environment = environment
+        self._entry = KeyedEntry(node, keys)
 
     def map(
         self,
@@ -113,20 +124,11 @@ class KeyedRecords(ABC):
             :class:`~flinkish_spark.KeyedProcessFunction` is; or a function of one record. Serialised here.
         output
             Fields of the rows; by default those in the function's type hint.
-        uid, max_parallelism
-            As of :meth:`KeyedStream.process`. States live as long as their descriptors say.
-
-        Raises
-        ------
-        GraphError
-            It cannot be called, or the uid cannot be used or is taken.
-        ConfigError, UserFunctionError, SchemaError
-            As of :meth:`KeyedStream.process`.
         """
-        uid = resolve_uid(self._environment.graph, uid, "map", self._entry)
-        made = make_record_call(function, "map", uid)
-        fields = infer_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
-        return self._add_record_operator(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
+        uid = declare.resolve_uid(self._environment.graph, uid, "map", self._entry)
+        made = declare.make_record_call(function, "map", uid)
+        fields = declare.infer_output(made.call, f"'{uid}'", is_iterable=False) if output is None else output
+        return self._add_operator(MapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def flat_map(
         self,
@@ -143,8 +145,6 @@ class KeyedRecords(ABC):
         function
             A :class:`~flinkish_spark.FlatMapFunction`, or a function of one record; returns or yields rows,
             or returns None. A type hint like ``Iterator[Word]`` defines the fields.
-        output, uid, max_parallelism
-            As of :meth:`map`, which also says what is raised.
 
         Examples
         --------
@@ -160,10 +160,10 @@ class KeyedRecords(ABC):
         ...     EverySecond(), output="user STRING, amount LONG", uid="second"
         ... )  # doctest: +SKIP
         """
-        uid = resolve_uid(self._environment.graph, uid, "flat_map", self._entry)
-        made = make_record_call(function, "flat_map", uid)
-        fields = infer_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
-        return self._add_record_operator(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
+        uid = declare.resolve_uid(self._environment.graph, uid, "flat_map", self._entry)
+        made = declare.make_record_call(function, "flat_map", uid)
+        fields = declare.infer_output(made.call, f"'{uid}'", is_iterable=True) if output is None else output
+        return self._add_operator(FlatMapRecords(made.call, made.rich), fields, uid, max_parallelism)
 
     def filter(
         self,
@@ -179,51 +179,16 @@ class KeyedRecords(ABC):
         function
             A :class:`~flinkish_spark.FilterFunction`, or a function from a record to a truth value. Records
             go out with the fields that they came with.
-        uid, max_parallelism
-            As of :meth:`map`, which also says what is raised.
         """
-        uid = resolve_uid(self._environment.graph, uid, "filter", self._entry)
-        made = make_record_call(function, "filter", uid)
-        return self._add_record_operator(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
+        uid = declare.resolve_uid(self._environment.graph, uid, "filter", self._entry)
+        made = declare.make_record_call(function, "filter", uid)
+        return self._add_operator(FilterRecords(made.call, made.rich), None, uid, max_parallelism)
 
     def key_by(
-        self,
-        *keys: str | Column | Callable[[Any], Any] | KeySelector,
-        key: StateType | None = None,
+        self, *keys: str | Column | Callable[[Any], Any] | KeySelector, key: StateType | None = None
     ) -> KeyedStream:
         """Partition the same records by another key, which counts alone; see :meth:`DataStream.key_by`."""
-        return KeyedStream(self._environment, self._entry.parent, parse_keys(keys, key))
-
-    def _add_record_operator(
-        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
-    ) -> DataStream:
-        if max_parallelism is not None:
-            check_max_parallelism(max_parallelism)
-        return self._add_operator(function, output, uid, max_parallelism)
-
-
-def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
-    """Refuse an aggregate that cannot retract a row."""
-    check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
-    if emit is not Emit.PER_ELEMENT:
-        raise ConfigError(
-            f"aggregate() of '{uid}' has a changelog as its input, and cannot emit once per key",
-            why="partial aggregates of tasks would be merged, and these cannot retract rows of a changelog",
-            what_to_do="leave emit out",
-        )
-
-
-class KeyedStream(KeyedRecords):
-    """A stream partitioned by key; :meth:`process` gives it a function with state.
-
-    `uid` and `max_parallelism` of all methods are as of :meth:`process`.
-    """
-
-    def __init__(
-        self, environment: StreamExecutionEnvironment, node: StreamNode, keys: tuple[Key, ...]
-    ) -> None:
-        self._environment = environment
-        self._entry = KeyedEntry(node, keys)
+        return KeyedStream(self._environment, self._entry.parent, declare.parse_keys(keys, key))
 
     def process(
         self,
@@ -259,13 +224,11 @@ class KeyedStream(KeyedRecords):
         SchemaError
             The output type is not a list of fields.
         """
-        uid = resolve_uid(self._environment.graph, uid, "process", self._entry)
-        if max_parallelism is not None:
-            check_max_parallelism(max_parallelism)
-        check_keyed_function(function, uid)
+        uid = declare.resolve_uid(self._environment.graph, uid, "process", self._entry)
+        declare.check_keyed_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             call, timers = function.process_element, function.on_timer
-            output = infer_output(call, f"'{uid}'", timers, is_iterable=True)
+            output = declare.infer_output(call, f"'{uid}'", timers, is_iterable=True)
         if output is None:
             raise SchemaError(
                 f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
@@ -292,7 +255,7 @@ class KeyedStream(KeyedRecords):
         ttl
             How long a key's value lives; None: for ever.
         """
-        uid = resolve_uid(self._environment.graph, uid, "reduce", self._entry)
+        uid = declare.resolve_uid(self._environment.graph, uid, "reduce", self._entry)
         check_emit(emit)
         reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
         return self._add_operator(reducing, None, uid, max_parallelism)
@@ -313,8 +276,6 @@ class KeyedStream(KeyedRecords):
 
         Parameters
         ----------
-        aggregate
-            The function.
         accumulator
             Type of the accumulator, as of a state.
         output
@@ -327,19 +288,13 @@ class KeyedStream(KeyedRecords):
             For a changelog: the field with the row kind, ``"_row_kind"``. A retracted row goes to the
             function's `retract(value, accumulator)`, which returns the accumulator without it, the inverse
             of `add`. The results are a changelog, too: see :meth:`fold`.
-
-        Raises
-        ------
-        ConfigError
-            It emits once per key, and the function has no `merge`; or its input is a changelog, and the
-            function has no `retract`.
         """
-        uid = resolve_uid(self._environment.graph, uid, "aggregate", self._entry)
+        uid = declare.resolve_uid(self._environment.graph, uid, "aggregate", self._entry)
         check_emit(emit)
         check_aggregate(aggregate)
         if output is None:
-            output = infer_aggregate_output(aggregate, None, f"'{uid}'")
-        kind = check_accumulator_type(accumulator, uid)
+            output = declare.infer_aggregate_output(aggregate, None, f"'{uid}'")
+        kind = declare.check_accumulator_type(accumulator, uid)
         if row_kind:
             check_retracts(aggregate, emit, uid)
             fields = [*output_schema(output, f"'{uid}'"), T.StructField(ROW_KIND, T.StringType())]
@@ -355,82 +310,34 @@ class KeyedStream(KeyedRecords):
             )
         return self._add_operator(AggregatingColumns(aggregate, kind, ttl), output, uid, max_parallelism)
 
-    def sum(
-        self,
-        field: str,
-        *,
-        uid: str | None = None,
-        emit: Emit = Emit.PER_ELEMENT,
-        ttl: StateTtl | None = None,
-        max_parallelism: int | None = None,
-    ) -> DataStream:
+    def sum(self, field: str, **settings: Unpack[FoldSettings]) -> DataStream:
         """Emit each key's first element with the sum of a field of all.
 
         Parameters
         ----------
         field
             Nulls are left out; a sum that leaves the field's type stops the job.
-        emit
-            For each element, as in Flink, or once per key and micro-batch, many times as fast.
-        ttl
-            How long a key's element lives; None: for ever.
+        settings
+            `emit`: for each element, as in Flink, or once per key and micro-batch, many times as fast.
+            `ttl`: how long a key's element lives; None: for ever. `uid`, `max_parallelism`.
         """
-        uid = resolve_uid(self._environment.graph, uid, "sum", self._entry)
-        return self._add_fold(FieldAggregate(Fold.SUM, field), uid, emit, ttl, max_parallelism)
+        return self._add_fold("sum", FieldAggregate(Fold.SUM, field), **settings)
 
-    def min(
-        self,
-        field: str,
-        *,
-        uid: str | None = None,
-        emit: Emit = Emit.PER_ELEMENT,
-        ttl: StateTtl | None = None,
-        max_parallelism: int | None = None,
-    ) -> DataStream:
+    def min(self, field: str, **settings: Unpack[FoldSettings]) -> DataStream:
         """Emit each key's first element with the least of a field of all; see :meth:`sum`."""
-        uid = resolve_uid(self._environment.graph, uid, "min", self._entry)
-        return self._add_fold(FieldAggregate(Fold.MIN, field), uid, emit, ttl, max_parallelism)
+        return self._add_fold("min", FieldAggregate(Fold.MIN, field), **settings)
 
-    def max(
-        self,
-        field: str,
-        *,
-        uid: str | None = None,
-        emit: Emit = Emit.PER_ELEMENT,
-        ttl: StateTtl | None = None,
-        max_parallelism: int | None = None,
-    ) -> DataStream:
+    def max(self, field: str, **settings: Unpack[FoldSettings]) -> DataStream:
         """Emit each key's first element with the greatest of a field of all; see :meth:`sum`."""
-        uid = resolve_uid(self._environment.graph, uid, "max", self._entry)
-        return self._add_fold(FieldAggregate(Fold.MAX, field), uid, emit, ttl, max_parallelism)
+        return self._add_fold("max", FieldAggregate(Fold.MAX, field), **settings)
 
-    def min_by(
-        self,
-        field: str,
-        *,
-        uid: str | None = None,
-        ties: Ties = Ties.FIRST,
-        emit: Emit = Emit.PER_ELEMENT,
-        ttl: StateTtl | None = None,
-        max_parallelism: int | None = None,
-    ) -> DataStream:
+    def min_by(self, field: str, *, ties: Ties = Ties.FIRST, **settings: Unpack[FoldSettings]) -> DataStream:
         """Emit each key's element with the least value of a field; `ties` chooses among equal ones."""
-        uid = resolve_uid(self._environment.graph, uid, "min_by", self._entry)
-        return self._add_fold(ElementChoice(Fold.MIN, field, ties), uid, emit, ttl, max_parallelism)
+        return self._add_fold("min_by", ElementChoice(Fold.MIN, field, ties), **settings)
 
-    def max_by(
-        self,
-        field: str,
-        *,
-        uid: str | None = None,
-        ties: Ties = Ties.FIRST,
-        emit: Emit = Emit.PER_ELEMENT,
-        ttl: StateTtl | None = None,
-        max_parallelism: int | None = None,
-    ) -> DataStream:
+    def max_by(self, field: str, *, ties: Ties = Ties.FIRST, **settings: Unpack[FoldSettings]) -> DataStream:
         """Emit each key's element with the greatest value of a field; `ties` chooses among equal ones."""
-        uid = resolve_uid(self._environment.graph, uid, "max_by", self._entry)
-        return self._add_fold(ElementChoice(Fold.MAX, field, ties), uid, emit, ttl, max_parallelism)
+        return self._add_fold("max_by", ElementChoice(Fold.MAX, field, ties), **settings)
 
     def fold(
         self,
@@ -456,18 +363,9 @@ class KeyedStream(KeyedRecords):
             from COUNT, SUM, MIN and MAX, and the results are a changelog by key, with a field `_row_kind`:
             for each element -U and +U if a result changes, +I at a key's first row, -D after its last one.
             See `docs/changelogs.md`.
-
-        Raises
-        ------
-        ConfigError
-            There is no column, or something else among them.
         """
-        uid = resolve_uid(self._environment.graph, uid, "fold", self._entry)
-        if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
-            raise ConfigError(
-                f"fold() of '{uid}' got {columns!r}",
-                what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
-            )
+        uid = declare.resolve_uid(self._environment.graph, uid, "fold", self._entry)
+        check_columns(columns, uid)
         if row_kind:
             keys = tuple(key for key in self._entry.keys if isinstance(key, str))
             changes = ChangelogFolding(row_kind, ttl, columns=columns, keys=keys)
@@ -499,45 +397,32 @@ class KeyedStream(KeyedRecords):
         --------
         >>> users.key_by("id").changelog_normalize(uid="users-as-they-were")  # doctest: +SKIP
         """
-        uid = resolve_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
+        uid = declare.resolve_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
         return self._add_operator(Normalizing(row_kind, ttl), None, uid, max_parallelism)
 
     def _add_fold(
         self,
+        method: str,
         aggregate: ElementAggregate,
-        uid: str,
-        emit: Emit,
-        ttl: StateTtl | None,
-        max_parallelism: int | None,
+        uid: str | None = None,
+        emit: Emit = Emit.PER_ELEMENT,
+        ttl: StateTtl | None = None,
+        max_parallelism: int | None = None,
     ) -> DataStream:
+        uid = declare.resolve_uid(self._environment.graph, uid, method, self._entry)
+        check_emit(emit)
         check_emit(emit)
         folding = FoldingElements if emit is Emit.PER_ELEMENT else FoldingColumns
         return self._add_operator(folding(aggregate, ttl), None, uid, max_parallelism)
 
     def window(self, assigner: WindowAssigner) -> WindowedStream:
-        """Divide each key's elements into windows.
-
-        Parameters
-        ----------
-        assigner
-            For example ``TumblingEventTimeWindows(60_000)``, of `flinkish_spark.windows`.
-
-        Raises
-        ------
-        ConfigError
-            It is no assigner.
-        """
+        """Divide each key's elements into windows, such as ``TumblingEventTimeWindows(60_000)``."""
         return WindowedStream(self, WindowSpec(assigner))
 
     def count_window(self, count: int, slide: int | None = None) -> WindowedStream:
         """Divide each key's elements into windows of a fixed number of elements.
 
-        Parameters
-        ----------
-        count
-            Elements in a window.
-        slide
-            Number of elements between the ends of two windows; by default windows do not overlap.
+        `slide` is the number of elements between the ends of two windows; by default windows do not overlap.
         """
         return WindowedStream(
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
@@ -561,23 +446,13 @@ class KeyedStream(KeyedRecords):
         late_output
             Side output of late rows; None: they are dropped and counted.
 
-        Raises
-        ------
-        PatternError
-            The text is invalid or not supported; errors that depend on the stream's fields are raised when
-            the job is planned.
-        ConfigError
-            sqlglot is not installed.
-        GraphError
-            PARTITION BY names other columns than the key.
-
         Examples
         --------
         >>> stream.key_by("cell").match_recognize(
         ...     "MEASURES LAST(B.value) AS value PATTERN (A B+) DEFINE B AS value > PREV(value)", uid="rising"
         ... )  # doctest: +SKIP
         """
-        uid = resolve_uid(self._environment.graph, uid, "match_recognize", self._entry)
+        uid = declare.resolve_uid(self._environment.graph, uid, "match_recognize", self._entry)
         said = match_recognize(text)
         if late_output is not None:
             instance_of(
@@ -599,13 +474,7 @@ class KeyedStream(KeyedRecords):
     def connect(
         self, other: KeyedStream | BroadcastStream
     ) -> KeyedConnectedStreams | BroadcastConnectedStream:
-        """Let one function read this stream and another one: keyed by the same types, or broadcast.
-
-        Raises
-        ------
-        GraphError
-            The other has no keys, or is of another job.
-        """
+        """Let one function read this stream and another one: keyed by the same types, or broadcast."""
         if isinstance(other, BroadcastStream):
             check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(self._entry, other)
@@ -615,11 +484,6 @@ class KeyedStream(KeyedRecords):
         """Join this stream, the left one, with another one that has keys of the same types.
 
         Then call `interval`, `window`, `co_group` or `temporal` for the kind of join.
-
-        Raises
-        ------
-        GraphError
-            The other has no keys, or is of another job.
         """
         return JoinedStreams(self._environment, self._entry, self._check_other(other, "join"))
 
@@ -646,14 +510,6 @@ class KeyedStream(KeyedRecords):
         return other._entry
 
     def _add_operator(
-        self,
-        function: KeyedFunction,
-        output: OutputType | None,
-        uid: str,
-        max_parallelism: int | None,
+        self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None
     ) -> DataStream:
-        from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
-
-        graph = self._environment.graph
-        node = declare_operator(graph, [self._entry], function, output, uid, max_parallelism)
-        return DataStream(self._environment, node)
+        return add_operator(self._environment, [self._entry], function, output, uid, max_parallelism)

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.elements import OutputTag, OutputType
-from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import check_aggregate
-from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, Fold, Ties
+from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice, Fold, Ties, check_columns
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.operators.columnar_windows import require_column_windows
 from flinkish_spark.planning.declare import (
@@ -59,11 +58,7 @@ class WindowedStream:
     def allowed_lateness(self, lateness_ms: Duration) -> WindowedStream:
         """Keep windows for a while after their end; each late element fires its window again.
 
-        Parameters
-        ----------
-        lateness_ms
-            In event time, in milliseconds. Later results have the same key and window: a sink
-            that upserts by both keeps the last.
+        Later results have the same key and window: a sink that upserts by both keeps the last.
         """
         return WindowedStream(self._stream, replace(self._spec, allowed_lateness_ms=lateness_ms))
 
@@ -125,8 +120,6 @@ class WindowedStream:
 
         Parameters
         ----------
-        aggregate
-            The function.
         then
             Makes the result from that of `get_result`, which is the result by default.
         accumulator
@@ -151,12 +144,7 @@ class WindowedStream:
     ) -> DataStream:
         """Keep all elements of a window, and process them when it fires.
 
-        Parameters
-        ----------
-        process
-            The function.
-        output
-            Fields of the result; by default those in the type hint of its `process`.
+        The fields of the result are by default those in the type hint of the function's `process`.
         """
         uid = self._resolve_uid(uid, "process")
         computation = ProcessWindow(process)
@@ -179,18 +167,9 @@ class WindowedStream:
         columns
             For example ``AggregateColumn("total", Fold.SUM, "amount")``. Keys that are expressions, and no
             fields, do not come out.
-
-        Raises
-        ------
-        ConfigError
-            There is no column, or something else among them; or these windows cannot be folded.
         """
         uid = self._resolve_uid(uid, "fold")
-        if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
-            raise ConfigError(
-                f"fold() of '{uid}' got {columns!r}",
-                what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
-            )
+        check_columns(columns, uid)
         require_column_windows(self._spec, uid)
         return self._add_fold(columns, uid, max_parallelism)
 
@@ -205,11 +184,6 @@ class WindowedStream:
         ----------
         field
             Nulls are left out; a sum that leaves the field's type stops the job.
-
-        Raises
-        ------
-        ConfigError
-            When the job is planned: there is no such field, or its type has no sum.
         """
         uid = self._resolve_uid(uid, "sum")
         return self._add_fold((AggregateColumn(field, Fold.SUM, field),), uid, max_parallelism)
@@ -242,14 +216,6 @@ class WindowedStream:
             Null is neither the least nor the greatest, unless there is nothing else; NaN is the greatest.
         ties
             Which of several that are equal; by default the one that came first.
-
-        Raises
-        ------
-        ConfigError
-            `ties` is no :class:`~flinkish_spark.Ties`. When the job is planned: there is no such field, or
-            its type has no order.
-        SchemaError
-            When the job is planned: the elements have a field `window_start` or `window_end` themselves.
         """
         uid = self._resolve_uid(uid, "min_by")
         return self._add_fold(ElementChoice(Fold.MIN, field, ties), uid, max_parallelism)
@@ -269,7 +235,7 @@ class WindowedStream:
     def _resolve_uid(self, uid: str | None, method: str) -> str:
         if uid is not None:
             return uid
-        return resolve_uid(self._stream._environment.graph, None, method, self._stream._entry)
+        return resolve_uid(self._stream._environment.graph, uid, method, self._stream._entry)
 
     def _add_fold(
         self, columns: tuple[AggregateColumn, ...] | ElementChoice, uid: str, max_parallelism: int | None
@@ -277,11 +243,7 @@ class WindowedStream:
         return self._stream._add_operator(FoldingWindows(self._spec, columns), None, uid, max_parallelism)
 
     def _apply(
-        self,
-        computation: WindowComputation,
-        uid: str,
-        output: OutputType | None,
-        max_parallelism: int | None,
+        self, computation: WindowComputation, uid: str, output: OutputType | None, max_parallelism: int | None
     ) -> DataStream:
         result = None if output is None else output_schema(output, uid)
         function = Windows(self._spec, computation, result)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import instance_of, unusable
 from flinkish_spark.protocol.choices import Choice
 
@@ -78,17 +80,19 @@ class ElementChoice:
 
 @dataclass(frozen=True)
 class AggregateColumn:
-    """One column of a table of aggregates: its name, the aggregate, and the aggregated field.
-
-    Parameters
-    ----------
-    field
-        Name of the field; None for COUNT of all elements.
-    """
+    """One column of a table of aggregates: name, aggregate, and field; None for COUNT of all elements."""
 
     name: str
     fold: Fold
     field: str | None = None
+
+
+def check_columns(columns: Sequence[object], uid: str) -> None:
+    if not columns or not all(isinstance(column, AggregateColumn) for column in columns):
+        raise ConfigError(
+            f"fold() of '{uid}' got {columns!r}",
+            what_to_do='give it columns: AggregateColumn("total", Fold.SUM, "amount")',
+        )
 
 
 #: Running aggregates whose results are elements.

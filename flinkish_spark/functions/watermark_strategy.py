@@ -61,13 +61,6 @@ class WatermarkGenerator:
         """Return a watermark to emit after a record, or None.
 
         Called for each record of the channel, in its order.
-
-        Parameters
-        ----------
-        event
-            The record, as user functions get it.
-        timestamp_ms
-            Its event time.
         """
         return None
 
@@ -86,17 +79,6 @@ class WatermarkStrategy:
     Made by one of the `for_...` methods or :meth:`no_watermarks`; the `with_...` methods return another
     strategy and leave this one as it is. Without a timestamp assigner a record has the time that its
     source gave it (of Kafka: the record's timestamp).
-
-    Parameters
-    ----------
-    generation
-        How the driver makes watermarks of reported times.
-    generator
-        Makes a generator of the user's, in workers; None without one.
-    timestamps
-        Where a record's time comes from; None for its source.
-    idleness_ms, alignment
-        See the methods that set them.
 
     Examples
     --------
@@ -128,11 +110,6 @@ class WatermarkStrategy:
         ----------
         max_out_of_orderness_ms
             How much older than the newest record of its channel a record may be and still be on time.
-
-        Raises
-        ------
-        ConfigError
-            It is no whole number from 0 to 365 days.
         """
         with raise_config_errors("give the bound in milliseconds, such as 5_000"):
             return cls(BoundedOutOfOrderness(to_ms("max_out_of_orderness_ms", max_out_of_orderness_ms)))
@@ -147,11 +124,6 @@ class WatermarkStrategy:
             A class derived from :class:`WatermarkGenerator`, or a function without parameters that
             returns an object of one. It travels to the workers, and is called there for each channel and
             micro-batch.
-
-        Raises
-        ------
-        ConfigError
-            It cannot be called, is another class, or a call of it would run nothing.
         """
         is_other_class = isinstance(factory, type) and not issubclass(factory, WatermarkGenerator)
         if is_other_class or not callable(factory):
@@ -186,11 +158,6 @@ class WatermarkStrategy:
             Python function of a record and of the time that its source gave it (None if it gave none),
             which returns milliseconds; it is slower, since records go through Python for it. A record
             whose time is null fails the job.
-
-        Raises
-        ------
-        ConfigError
-            It is none of these.
         """
         is_name = isinstance(timestamps, str) and timestamps != ""
         if not is_name and not _is_column(timestamps):
@@ -211,11 +178,6 @@ class WatermarkStrategy:
         ----------
         idleness_ms
             After this much processing time without a record a channel is idle, until its next one.
-
-        Raises
-        ------
-        ConfigError
-            It is no whole number from 1 to 365 days.
         """
         idleness_ms = to_ms("idleness_ms", idleness_ms)
         with raise_config_errors("give a time in milliseconds, such as 60_000, or leave the call out"):
@@ -239,12 +201,6 @@ class WatermarkStrategy:
         max_drift_ms
             How far a channel may be ahead of the slowest active one of the group. It is looked at between
             micro-batches, so a micro-batch may carry it further.
-
-        Raises
-        ------
-        ConfigError
-            `group` is no usable name, or `max_drift_ms` no whole number from 0 to 365 days; or the strategy
-            makes no watermarks, so everybody else would wait for it for ever.
         """
         if isinstance(self.generation, NoWatermarks):
             raise ConfigError(

@@ -56,11 +56,6 @@ class LookupCache:
         How old an answer may be, by processing time.
     max_keys
         If there are more, the least recently used answers are removed.
-
-    Raises
-    ------
-    ConfigError
-        One is not positive.
     """
 
     ttl_ms: Milliseconds
@@ -78,28 +73,8 @@ class LookupJoin(JoinOfPairs):
 
     The table may change before a micro-batch is run again after a crash, and the results with it. Results of
     committed micro-batches stay as they are.
-
-    Parameters
-    ----------
-    left_type, right_type
-        DDL of the elements, and of the table's rows: fields, or one type.
-    key_of
-        From an element to the key to look up; None, or a tuple with a None, has no rows.
-    table
-        The table.
-    join_type
-        INNER, or LEFT, which emits elements without rows with None.
-    function
-        Makes rows of a pair; None: the output is the fields of both.
-    cache
-        Cache of answers; None: each batch of a micro-batch looks its keys up again.
-    keys_per_call
-        The most keys in one call; the keys of a micro-batch are looked up together.
-
-    Raises
-    ------
-    ConfigError
-        Something is of another type, or the join would keep the table's rows.
+    `left_type` and `right_type` are DDL of the elements, and of the table's rows: fields, or one type. The
+    other arguments are as of :meth:`DataStream.lookup_join`.
     """
 
     left_type: str
@@ -140,16 +115,9 @@ class SqliteTable(LookupTable):
     file
         The database; opened for reading only, on the worker.
     table
-        Name of the table.
-    key_columns
         Columns of the key: one column means a scalar key, several a tuple.
     columns
         Columns of a row: one column means a scalar, several a tuple.
-
-    Raises
-    ------
-    ConfigError
-        There is no key column or no column, or a name is invalid; in a job: a key does not fit the table.
     """
 
     def __init__(

@@ -58,22 +58,11 @@ class ProcessJoinFunction(RichFunction, ABC):
 
     @abstractmethod
     def process_element(self, left: Any, right: Any, ctx: JoinContext) -> Iterable[Any] | None:
-        """Return the rows of a pair; `yield` emits.
-
-        Parameters
-        ----------
-        left, right
-            The elements; None for a missing one in an outer join.
-        """
+        """Return the rows of a pair; `yield` emits. A missing element of an outer join is None."""
 
 
 class Concatenate(ProcessJoinFunction):
     """A join function that emits the left element's fields, then the right one's; None for a missing element.
-
-    Parameters
-    ----------
-    left_type, right_type
-        DDL of the elements.
 
     Examples
     --------
@@ -171,10 +160,6 @@ class Bound(Choice):
     EXCLUSIVE = "EXCLUSIVE"
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Checks of the arguments of joins.
-
-
 #: Larger bounds, added to a time, could exceed 64 bits.
 _MOST_MS = MAX_WATERMARK_MS // 2
 
@@ -211,25 +196,8 @@ def check_element_ddl(name: str, value: Any) -> None:
 class IntervalJoin(JoinOfPairs):
     """A join of elements of one key whose event times are near: `left + lower <= right <= left + upper`.
 
-    Parameters
-    ----------
-    left_type, right_type
-        DDL of the elements: fields, or one type.
-    lower_ms, upper_ms
-        How much later than the left element the right one may be, at least and at most; may be negative.
-    lower, upper
-        Whether each bound belongs to the interval.
-    join_type
-        Which sides emit elements without a partner.
-    function
-        Makes rows of a pair; None: the output is the fields of both.
-    left_late, right_late
-        Side output of elements whose time is before the watermark; None: they are dropped and counted.
-
-    Raises
-    ------
-    ConfigError
-        An argument has a wrong type, or the interval is empty.
+    `left_type` and `right_type` are DDL of the elements: fields, or one type. The other arguments are as of
+    :meth:`JoinedStreams.interval`.
 
     Examples
     --------
@@ -282,28 +250,8 @@ class TemporalJoin(JoinOfPairs):
 
     A right element is a version, valid from its event time up to the time of the next one. Left elements wait
     until the watermark has reached their time, so the order of arrival does not matter.
-
-    Parameters
-    ----------
-    left_type, right_type
-        DDL of the elements: fields, or one type.
-    join_type
-        INNER, or LEFT, which emits left elements without a version with None.
-    function
-        Makes rows of a pair, with the time of the left element; None: the output is the fields of both.
-    is_deletion
-        Recognises right elements that end a version without beginning a new one; None: there are none.
-    version_ttl
-        How long the versions of a key live after the last one came, by processing time; None: the newest
-        one stays for ever.
-    late_output
-        Side output of late left elements that came when the version of their time was no longer
-        known; None: they are dropped and counted.
-
-    Raises
-    ------
-    ConfigError
-        Something is of another type, or the join would keep right elements.
+    Rows have the time of the left element. `left_type` and `right_type` are DDL of the elements: fields, or
+    one type; the other arguments are as of :meth:`JoinedStreams.temporal`.
 
     Examples
     --------
@@ -353,15 +301,8 @@ class WindowCoGroup:
     windows
         The windows, and when they fire. A custom assigner, trigger or evictor gets elements as
         :class:`~flinkish_spark.operators.joins.TaggedElement`, with `side` and `value`.
-    function
-        Makes rows of a window.
     left_late, right_late
         Side output of elements that are too late for all their windows; None: they are dropped and counted.
-
-    Raises
-    ------
-    ConfigError
-        An argument has a wrong type, or `windows` has a `late_output`.
     """
 
     left_type: str

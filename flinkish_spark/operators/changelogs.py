@@ -20,13 +20,11 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
 from flinkish_spark.functions.keyed import AggregateFunction
 from flinkish_spark.operators.aggregates import make_value_fold
-from flinkish_spark.operators.columnar_aggregates import AggregateOverflow
 from flinkish_spark.operators.context import FunctionContext, close_part, open_part
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
-from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import ddl_of
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.to_python import copy_if_mutable, copy_result
@@ -99,7 +97,6 @@ class RetractingSum(RetractingFold):
     def __init__(self, name: str, kind: T.DataType) -> None:
         self._add = make_value_fold(Fold.SUM, name, kind)
         self._is_float = isinstance(kind, T.FloatType | T.DoubleType)
-        self._name, self._kind = name, kind
         #: The sum, the number of values, and the numbers of NaN, +inf and -inf. These are not in the sum,
         #: from which they could not be subtracted again.
         self.kept = (kind.simpleString(), *["LONG"] * (4 if self._is_float else 1))
@@ -117,12 +114,9 @@ class RetractingSum(RetractingFold):
         if number - sum(others) == 0:
             # Drop the rounding error of the float sum.
             return (None, number, *others)
-        try:
-            # Not a minus, which rounds a Decimal to the precision of the thread's context.
-            negative = value.copy_negate() if isinstance(value, Decimal) else -value
-            return (self._add(total, value if count > 0 else negative), number, *others)
-        except AggregateOverflow:
-            raise AggregateOverflow(self._name, arrow_type(self._kind)) from None
+        # Not a minus, which rounds a Decimal to the precision of the thread's context.
+        negative = value.copy_negate() if isinstance(value, Decimal) else -value
+        return (self._add(total, value if count > 0 else negative), number, *others)
 
     def result(self, kept: Sequence[Any]) -> Any:
         total, number, *others = kept

@@ -35,7 +35,7 @@ from flinkish_spark.types.hints import StateType, maker_of, to_ddl
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.types.rows import ElementType, RowWriter
 from flinkish_spark.types.to_arrow import strict_array
-from flinkish_spark.types.to_python import copy_if_mutable, to_values
+from flinkish_spark.types.to_python import as_it_is, copy_if_mutable, to_values
 
 _LIMIT = 1 << 63
 #: Whole numbers below this are exact as doubles.
@@ -444,7 +444,7 @@ class _RowAggregation(ColumnAggregation):
 
     def fold_partials(self, partials: pa.RecordBatch, groups: Array, first: Array) -> list[pa.Array]:
         rows = self._rows([partials.column(name) for name in self.names])
-        return self._columns(_fold_rows(rows, groups, len(first), self._same, self._merge))
+        return self._columns(_fold_rows(rows, groups, len(first), as_it_is, self._merge))
 
     def add(self, exists: Array, before: Sequence[pa.Array], now: Sequence[pa.Array]) -> list[pa.Array]:
         pairs = zip(exists.tolist(), self._rows(before), self._rows(now), strict=True)
@@ -459,14 +459,10 @@ class _RowAggregation(ColumnAggregation):
     @abstractmethod
     def _merge(self, first: Any, second: Any) -> Any: ...
 
-    @staticmethod
-    def _same(row: Any) -> Any:
-        return row
-
     @cached_property
     def _element(self) -> Callable[[Any], Any]:
         if not self._kept.has_fields:
-            return self._same
+            return as_it_is
         gather, tuple_of = self._kept.gathering(), self._form.tuple_of
         return lambda row: gather(tuple_of(row))
 

@@ -24,9 +24,9 @@ from flinkish_spark.core.elements import (
     TimeDomain,
 )
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.functions.aggregates import AggregateColumn, ElementChoice
+from flinkish_spark.functions.aggregates import AggregateColumn
 from flinkish_spark.functions.keyed import AggregateFunction
-from flinkish_spark.operators.aggregates import make_element_reduce, make_value_fold
+from flinkish_spark.operators.aggregates import make_value_fold
 from flinkish_spark.operators.columnar_aggregates import ColumnAggregation
 from flinkish_spark.operators.window_contents import OPEN
 from flinkish_spark.state.codec import DUE_FIELDS
@@ -45,8 +45,8 @@ from flinkish_spark.windows.assigners import (
     TumblingEventTimeWindows,
     TumblingProcessingTimeWindows,
 )
-from flinkish_spark.windows.functions import ProcessWindowFunction, WindowBounds, WindowContext
-from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
+from flinkish_spark.windows.functions import ProcessWindowFunction, WindowContext
+from flinkish_spark.windows.spec import WindowSpec
 from flinkish_spark.windows.time_window import NoEventTime
 
 
@@ -228,13 +228,11 @@ _ALIGNED = (
 
 
 def add_ms(times_ms: Array, by_ms: int) -> Array:
-    later: Array = np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
-    return later
+    return np.where(times_ms > MAX_WATERMARK_MS - by_ms, MAX_WATERMARK_MS, times_ms + by_ms)
 
 
 def _find_begins(breaks: Array, count: int) -> Array:
-    begins: Array = np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
-    return begins
+    return np.flatnonzero(np.concatenate([[True], breaks])) if count else np.empty(0, dtype=np.int64)
 
 
 #: Origin of a window that is new or differs from its stored row.
@@ -372,8 +370,7 @@ def is_all(places: Array, count: int) -> bool:
 
 
 def find_last_ms(end_ms: Array) -> Array:
-    last: Array = np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
-    return last
+    return np.where(end_ms == MAX_WATERMARK_MS, MAX_WATERMARK_MS, end_ms - 1)
 
 
 #: Columns after the partial aggregates: number of elements of a part, and last time of a session's part.
@@ -631,12 +628,3 @@ class FoldedField(AggregateFunction):
 
     def merge(self, first: Any, second: Any) -> Any:
         return (self._fold(first[0], second[0]),)
-
-
-def make_field_fold(column: AggregateColumn, input_type: str, keys: KeysAndWindow) -> WindowComputation:
-    fold = FoldedField(column, input_type)
-    return AggregateWindow(fold, fold.kept, keys)
-
-
-def make_element_choice(choice: ElementChoice, input_type: str) -> WindowComputation:
-    return ReduceWindow(make_element_reduce(choice, input_type), WindowBounds())

@@ -87,8 +87,11 @@ class NoKeyedState(SubtaskFacts):
         "and use a keyed function"
     )
 
-    def __init__(self, uid: str, max_parallelism: int) -> None:
-        self.uid, self.max_parallelism = uid, max_parallelism
+    def __init__(self, uid: str, max_parallelism: int, counts_as: str | None = None) -> None:
+        self.uid, self.max_parallelism, self._own_counts_as = uid, max_parallelism, counts_as
+
+    def _counts_as(self) -> str:
+        return super()._counts_as() if self._own_counts_as is None else self._own_counts_as
 
     def drop_state(self, name: str) -> None:
         """Do nothing: there is no such state."""

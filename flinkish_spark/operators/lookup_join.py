@@ -42,15 +42,6 @@ def forget_answers() -> None:
 Rows = Sequence[Any]
 
 
-class _LookupRuntime(NoKeyedState):
-    def __init__(self, uid: str, counts_as: str) -> None:
-        super().__init__(uid, 1)
-        self._own_counts_as = counts_as
-
-    def _counts_as(self) -> str:
-        return self._own_counts_as
-
-
 class LookupJoinRun:
     def __init__(
         self, join: LookupJoin, uid: str, kept: CachedAnswers | None = None, counts_as: str = ""
@@ -68,7 +59,7 @@ class LookupJoinRun:
         self.of_side_row: dict[str, list[int]] = {}
         try:
             join.table.open()
-            self._function.open(_LookupRuntime(uid, counts_as))
+            self._function.open(NoKeyedState(uid, 1, counts_as))
         except BaseException:
             # Report the first error.
             close_operator(self, uid)

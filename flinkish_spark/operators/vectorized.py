@@ -70,19 +70,9 @@ class BatchContext:
         self._sides.append((tag, batch))
 
     def register_event_time_timers(self, times_ms: Array | int, where: Array | None = None) -> None:
-        """Register a timer for each key.
+        """Register a timer for each key, or for the keys of the mask `where`; shape (keys,), bool.
 
-        Parameters
-        ----------
-        times_ms
-            Times in milliseconds by the key's number: shape (keys,), or one time for all keys.
-        where
-            Mask of the keys that get a timer, shape (keys,), bool; all keys by default.
-
-        Raises
-        ------
-        TypeError
-            Times are not integers, or the function has no `on_timers`.
+        `times_ms` has milliseconds by the key's number, shape (keys,), or is one time for all keys.
         """
         self._own_timers().register(TimeDomain.EVENT_TIME, self.index, times_ms, where)
 
@@ -162,8 +152,7 @@ def has_timers(function: VectorizedProcessFunction) -> bool:
 def sum_by_key(index: KeyIndex, values: Array) -> Array:
     """Return the sum of each key's values, shape (keys,); integers are added exactly."""
     if values.dtype.kind == "f":
-        summed: Array = np.bincount(index.of_row, weights=values, minlength=len(index))
-        return summed
+        return np.bincount(index.of_row, weights=values, minlength=len(index))
     ordered, begins = _sort_by_key(index)
     sums: Array = np.add.reduceat(values[ordered].astype(np.int64), begins)
     bound = float(np.abs(values.astype(np.float64)).sum())
@@ -179,13 +168,11 @@ def sum_by_key(index: KeyIndex, values: Array) -> Array:
 
 def greatest_by_key(index: KeyIndex, values: Array) -> Array:
     ordered, begins = _sort_by_key(index)
-    greatest: Array = np.maximum.reduceat(values[ordered], begins)
-    return greatest
+    return np.maximum.reduceat(values[ordered], begins)
 
 
 def count_by_key(index: KeyIndex) -> Array:
-    counted: Array = np.bincount(index.of_row, minlength=len(index))
-    return counted
+    return np.bincount(index.of_row, minlength=len(index))
 
 
 def _sort_by_key(index: KeyIndex) -> tuple[Array, Array]:

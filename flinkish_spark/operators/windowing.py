@@ -11,7 +11,7 @@ from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.operators.context import FunctionContext, close_part, open_part, put_aside
+from flinkish_spark.operators.context import FunctionContext, close_part, move_timer, open_part, put_aside
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.window_contents import (
     OPEN,
@@ -407,12 +407,6 @@ class WindowOperator(KeyedStreamOperator):
         else:
             self._timers.register_processing_time_timer(time_ms)
 
-    def _delete_cleanup(self, window: TimeWindow) -> None:
-        if self._is_event_time:
-            self._timers.delete_event_time_timer(self._cleanup_ms(window))
-        else:
-            self._timers.delete_processing_time_timer(self._cleanup_ms(window))
-
     def _is_late(self, time_ms: int | None) -> bool:
         return (
             self._is_event_time
@@ -554,7 +548,7 @@ class MergingWindowOperator(WindowOperator):
             self._scope.enter(key, window)
             self._trigger.clear(window, self._trigger_context)
             if not self._ends_in_one_timer:
-                self._delete_cleanup(window)
+                move_timer(self._timers, self.clock, self._cleanup_ms(window), None)
         # Merge contents in order; some may be empty.
         first, *others = ((key, window) for window in merge.contents)
         for slot in others:

@@ -40,20 +40,8 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
 )
 from flinkish_spark.transport.columns import ComposedWorker, Origins, map_in_arrow
+from flinkish_spark.types import hints
 from flinkish_spark.types.ddl import parse_ddl
-from flinkish_spark.types.hints import (
-    NoSuchType,
-    StateType,
-    fields_of,
-    first_required,
-    hint_name,
-    is_record,
-    maker_of,
-    strip_none,
-    to_data_type,
-    to_ddl,
-    type_of,
-)
 from flinkish_spark.types.schemas import PREFIX, output_schema
 from flinkish_spark.windows.functions import WINDOW_BOUNDS, ProcessWindowFunction, WindowBounds
 from flinkish_spark.worker.functions import AppendColumns, RowFunction, SingleRow
@@ -77,12 +65,12 @@ def check_max_parallelism(groups: int) -> None:
         )
 
 
-def check_accumulator_type(given: StateType, uid: str) -> StateType:
+def check_accumulator_type(given: hints.StateType, uid: str) -> hints.StateType:
     try:
-        to_ddl(given)
+        hints.to_ddl(given)
         # Stored accumulators must be restorable as instances of the class.
-        maker_of(given)
-    except NoSuchType as error:
+        hints.maker_of(given)
+    except hints.NoSuchType as error:
         raise SchemaError(
             f"the accumulator of '{uid}' cannot be of the type {given!r}",
             why=str(error),
@@ -283,8 +271,8 @@ def infer_output(
     for one in (call, *others):
         try:
             hint = find_return_hint(one)
-            return fields_of(_find_row_type(hint) if is_iterable else strip_none(hint))
-        except NoSuchType as error:
+            return hints.fields_of(_find_row_type(hint) if is_iterable else hints.strip_none(hint))
+        except hints.NoSuchType as error:
             reasons.append(f"{_name_function(one)}: {error}")
     hint_text = "Iterator[Total]" if is_iterable else "Total"
     raise SchemaError(
@@ -316,7 +304,7 @@ def find_return_hint(call: Callable[..., Any]) -> Any:
     routine = inspect.unwrap(getattr(routine, "__func__", routine))
     hint = getattr(routine, "__annotations__", {}).get("return", _NO_HINT)
     if hint is _NO_HINT:
-        raise NoSuchType("there is no hint for what it returns")
+        raise hints.NoSuchType("there is no hint for what it returns")
     # Classes that are defined inside a function are in the closures of functions that use them.
     holder: Any = type("Holder", (), {"__annotations__": {"row": hint}})
     try:
@@ -324,7 +312,7 @@ def find_return_hint(call: Callable[..., Any]) -> Any:
     except Exception as error:
         # A hint may be any expression, which may raise anything.
         says = f"{type(error).__name__}: {error}"
-        raise NoSuchType(f"its hint {hint!r} cannot be read here: {says}") from None
+        raise hints.NoSuchType(f"its hint {hint!r} cannot be read here: {says}") from None
 
 
 def _find_nonlocals(routine: Any) -> dict[str, Any]:
@@ -336,15 +324,17 @@ def _find_nonlocals(routine: Any) -> dict[str, Any]:
 
 
 def _find_row_type(hint: Any) -> Any:
-    plain = strip_none(hint)
+    plain = hints.strip_none(hint)
     origin, arguments = typing.get_origin(plain), typing.get_args(plain)
     if origin in (*_MANY, *_LISTS) and arguments:
         return arguments[0]
     if origin is tuple and arguments[1:] == (Ellipsis,):
         return arguments[0]
-    if is_record(plain):
-        raise NoSuchType(f"{hint_name(plain)} is one row, and it returns rows: Iterator[{hint_name(plain)}]")
-    raise NoSuchType(f"{hint_name(hint)} does not say what it holds")
+    if hints.is_record(plain):
+        raise hints.NoSuchType(
+            f"{hints.hint_name(plain)} is one row, and it returns rows: Iterator[{hints.hint_name(plain)}]"
+        )
+    raise hints.NoSuchType(f"{hints.hint_name(hint)} does not say what it holds")
 
 
 def _name_function(call: Callable[..., Any]) -> str:
@@ -356,18 +346,11 @@ def _name_function(call: Callable[..., Any]) -> str:
 
 
 #: Types whose values do not compare reliably, or cannot be keys of a Python dict.
-UNFIT_KEYS = (
-    T.ArrayType,
-    T.MapType,
-    T.StructType,
-    T.FloatType,
-    T.DoubleType,
-    T.VariantType,
-)
+UNFIT_KEYS = (T.ArrayType, T.MapType, T.StructType, T.FloatType, T.DoubleType, T.VariantType)
 _SAY_IT = 'say key="STRING", or key="user STRING, product LONG" for a tuple'
 
 
-def parse_keys(keys: Sequence[Any], declared: StateType | None) -> tuple[Key, ...]:
+def parse_keys(keys: Sequence[Any], declared: hints.StateType | None) -> tuple[Key, ...]:
     if not keys:
         raise GraphError("key_by() got no key", what_to_do='name a column: key_by("user")')
     functions = [key for key in keys if is_key_function(key)]
@@ -413,7 +396,7 @@ def find_callable(function: Any, method: str) -> tuple[Callable[[Any], Any], Ric
     return function, None
 
 
-def _make_key_function(function: Any, declared: StateType | None) -> KeyFunction:
+def _make_key_function(function: Any, declared: hints.StateType | None) -> KeyFunction:
     call, rich = find_callable(function, "key_by()")
     kind = _infer_key_type(call) if declared is None else _parse_key_type(declared)
     check_can_be_sent(call, "of", "key_by")
@@ -451,13 +434,13 @@ def refuse_unfit_key(kind: T.DataType, what: str, name: str) -> None:
         )
 
 
-def _parse_key_type(declared: StateType) -> T.DataType:
+def _parse_key_type(declared: hints.StateType) -> T.DataType:
     try:
-        kind = to_data_type(declared)
-        if isinstance(declared, str) and (name := first_required(kind)) is not None:
-            raise NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL out")
+        kind = hints.to_data_type(declared)
+        if isinstance(declared, str) and (name := hints.first_required(kind)) is not None:
+            raise hints.NoSuchType(f"{name!r} is NOT NULL, and null is a key like others: leave NOT NULL out")
         return kind
-    except NoSuchType as error:
+    except hints.NoSuchType as error:
         what = f"the type of the key is {declared!r}"
         if isinstance(declared, str):
             what = "the type of the key cannot be read"
@@ -467,7 +450,7 @@ def _parse_key_type(declared: StateType) -> T.DataType:
 def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
     try:
         return _find_type(find_return_hint(call))
-    except NoSuchType as error:
+    except hints.NoSuchType as error:
         raise SchemaError(
             "the type of the key that the function of key_by() makes is not known",
             why=str(error),
@@ -476,14 +459,16 @@ def _infer_key_type(call: Callable[[Any], Any]) -> T.DataType:
 
 
 def _find_type(hint: Any) -> T.DataType:
-    hint = strip_none(hint)
+    hint = hints.strip_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and arguments and Ellipsis not in arguments:
-        return T.StructType([T.StructField(f"key{at}", type_of(one)) for at, one in enumerate(arguments)])
+        return T.StructType(
+            [T.StructField(f"key{at}", hints.type_of(one)) for at, one in enumerate(arguments)]
+        )
     try:
-        return fields_of(hint)
-    except NoSuchType:
-        return type_of(hint)
+        return hints.fields_of(hint)
+    except hints.NoSuchType:
+        return hints.type_of(hint)
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,10 @@ from flinkish_spark.operators.columnar_aggregates import (
 )
 from flinkish_spark.operators.columnar_windows import (
     ColumnWindows,
+    FoldedField,
     KeysAndWindow,
     WindowFold,
     WindowRules,
-    make_element_choice,
-    make_field_fold,
     read_elements,
     read_partials,
 )
@@ -63,7 +62,8 @@ from flinkish_spark.types.ddl import ddl_of, parse_ddl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.schemas import check_field_names
-from flinkish_spark.windows.spec import WindowComputation, WindowSpec
+from flinkish_spark.windows.functions import WindowBounds
+from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowComputation, WindowSpec
 from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
 
 
@@ -306,12 +306,13 @@ class FoldingWindows:
     ) -> WindowOperator:
         ddl = ddl_of(schema)
         if isinstance(self.columns, ElementChoice):
-            computation = make_element_choice(self.columns, ddl)
+            reduce = make_element_reduce(self.columns, ddl)
+            computation: WindowComputation = ReduceWindow(reduce, WindowBounds())
         else:
             (column,) = self.columns
-            computation = make_field_fold(
-                column, ddl, KeysAndWindow(self.find_key_positions(schema, keys), len(keys))
-            )
+            fold = FoldedField(column, ddl)
+            placed = KeysAndWindow(self.find_key_positions(schema, keys), len(keys))
+            computation = AggregateWindow(fold, fold.kept, placed)
         return window_operator(self.spec, computation, ddl, ddl_of(result))
 
 

@@ -295,7 +295,8 @@ class _JobGraphBuilder:
 
     def _begins_in_python(self, node: _Node) -> bool:
         if isinstance(node, TimedNode):
-            return _is_function(node.strategy.timestamps)
+            timestamps = node.strategy.timestamps
+            return timestamps is not None and not isinstance(timestamps, str | Column)
         return _find_settings(node) is not None or self._is_in_arrow(node)
 
     def _ends_in_python(self, node: _Node) -> bool:
@@ -408,10 +409,6 @@ def _find_ship_strategy(step: TransformNode) -> ShipStrategy:
         case CustomPartitioning():
             return ShipStrategy.CUSTOM
     return ShipStrategy.GLOBAL if step.function == Rebalance(1) else ShipStrategy.REBALANCE
-
-
-def _is_function(timestamps: object) -> bool:
-    return timestamps is not None and not isinstance(timestamps, str | Column)
 
 
 def _describe_key(key: Key) -> str:

@@ -30,12 +30,7 @@ from flinkish_spark.planning.declare import (
     no_such_key,
     refuse_unfit_key,
 )
-from flinkish_spark.planning.factories import (
-    ColumnFolding,
-    FoldingWindows,
-    add_retraction_field,
-    find_fields,
-)
+from flinkish_spark.planning.factories import ColumnFolding, FoldingWindows, add_retraction_field, find_fields
 from flinkish_spark.planning.sink_rows import TaggedStream
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode
 from flinkish_spark.protocol.alignment import ExpectedChannels
@@ -130,11 +125,7 @@ def make_source_input(
 
 
 def make_branch_input(
-    stream: RecordStream,
-    rows: SharedRows,
-    keys: tuple[KeyPart, ...],
-    reporters: Sequence[str],
-    name: str,
+    stream: RecordStream, rows: SharedRows, keys: tuple[KeyPart, ...], reporters: Sequence[str], name: str
 ) -> KeyedInput:
     beside = [name for name in (C.CHANNEL, C.SEQUENCE, C.TIME) if name in rows.frame.columns]
     view = rows.frame.select(*beside, *rows.named)
@@ -279,9 +270,7 @@ def _send_partials(
 ) -> SentColumns:
     columns = [T.StructField(f"p{at}", field.dataType) for at, field in enumerate(partials)]
     travels = replace(
-        transport,
-        schema=T.StructType([*kept, *columns]),
-        field_names=tuple(field.name for field in columns),
+        transport, schema=T.StructType([*kept, *columns]), field_names=tuple(field.name for field in columns)
     )
     return SentColumns(transport, travels, folded)
 

@@ -247,10 +247,7 @@ to_row = cast(Callable[[tuple[Any, ...]], Row], partial(tuple.__new__, Row))
 
 
 def rows_by_slot(
-    slots: Sequence[Any],
-    values: Iterable[Any],
-    hashes: Iterable[int],
-    touches: Iterable[Touch] | None = None,
+    slots: Sequence[Any], values: Iterable[Any], hashes: Iterable[int], touches: Iterable[Touch] | None = None
 ) -> dict[Any, Row]:
     given = repeat((0, None)) if touches is None else touches
     rows = (
@@ -561,8 +558,7 @@ def find_places(batch: pa.RecordBatch, hashes: np.ndarray[Any, Any]) -> np.ndarr
     counts = np.searchsorted(stored, hashes, side="right") - first
     # Places of all ranges in turn: a range's first place, repeated, plus 0, 1, 2, ...
     begins = np.cumsum(counts) - counts
-    places: np.ndarray[Any, Any] = np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
-    return places
+    return np.repeat(first - begins, counts) + np.arange(int(counts.sum()))
 
 
 def _to_array(layout: TableLayout, field: pa.Field, column: Sequence[Any], keys: Sequence[Any]) -> pa.Array:

@@ -13,18 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
-from flinkish_spark.state.codec import (
-    ALIVE,
-    DUE_FIELDS,
-    HASH,
-    TOUCHED,
-    Expiry,
-    SlotForm,
-    StateValueError,
-    TableLayout,
-    find_places,
-    reader_name,
-)
+from flinkish_spark.state import codec
 from flinkish_spark.state.descriptors import TtlUpdate
 from flinkish_spark.state.layered import Array, KeyIndex, LayeredTable
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
@@ -41,7 +30,7 @@ from flinkish_spark.types.to_python import to_values
 
 @dataclass(frozen=True)
 class GivenColumns:
-    layout: TableLayout
+    layout: codec.TableLayout
     #: All keys, and the numbers of the keys that get a value.
     index: KeyIndex
     chosen: Array
@@ -82,7 +71,7 @@ class GivenColumns:
             raise self._to_error_of(at, wrong, len(cast), f"a map has the key {key!r} twice")
         return cast
 
-    def _to_error_of(self, at: int, wrong: int | None, count: int, says: str) -> StateValueError:
+    def _to_error_of(self, at: int, wrong: int | None, count: int, says: str) -> codec.StateValueError:
         names = self.layout.value_names
         what = f"field {names[at]!r}" if names else "the value"
         if wrong is None:
@@ -92,8 +81,8 @@ class GivenColumns:
         key = parts[0] if len(parts) == 1 else tuple(parts)
         return self._to_error(f"{what} of key {key!r:.200}: {says}")
 
-    def _to_error(self, says: str) -> StateValueError:
-        return StateValueError(f"state {self.layout.name!r} got a wrong value: {says}")
+    def _to_error(self, says: str) -> codec.StateValueError:
+        return codec.StateValueError(f"state {self.layout.name!r} got a wrong value: {says}")
 
 
 def _as_array(given: Any, kind: pa.DataType) -> pa.Array:
@@ -115,9 +104,9 @@ class ColumnarState:
     """The entries of the keys of a batch; valid while their key group is worked on."""
 
     def __init__(self, table: LayeredTable, index: KeyIndex, now_ms: int) -> None:
-        if table.layout.form is not SlotForm.KEY:
+        if table.layout.form is not codec.SlotForm.KEY:
             raise ValueError(f"state {table.layout.name!r} has an entry per window, not per key")
-        if table.layout.expiry is Expiry.ELEMENTS:
+        if table.layout.expiry is codec.Expiry.ELEMENTS:
             raise ValueError(
                 f"state {table.layout.name!r} has elements that expire one by one; it is no column"
             )
@@ -145,7 +134,7 @@ class ColumnarState:
         for layer, places in ((self._table.base, lower), (self._table.delta, upper)):
             there = np.flatnonzero(places != _NOWHERE)
             if layer is not None and len(there):
-                touched = layer.column(TOUCHED).to_numpy()[places[there]]
+                touched = layer.column(codec.TOUCHED).to_numpy()[places[there]]
                 is_expired[there] = touched + ttl.ttl_ms <= self._now_ms
         return np.where(is_expired, _NOWHERE, upper), np.where(is_expired, _NOWHERE, lower)
 
@@ -155,7 +144,7 @@ class ColumnarState:
         upper, lower = self._living
         found: Array = lower != _NOWHERE
         in_delta = upper != _NOWHERE
-        alive = self._table.delta.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        alive = self._table.delta.column(codec.ALIVE).to_numpy(zero_copy_only=False).astype(bool)
         found[in_delta] = alive[upper[in_delta]]
         return found
 
@@ -227,7 +216,7 @@ class ColumnarState:
         try:
             return self._index.choose(where)
         except ValueError as error:
-            raise StateValueError(f"state {self._table.layout.name!r}: {error}") from None
+            raise codec.StateValueError(f"state {self._table.layout.name!r}: {error}") from None
 
     def _replace(self, chosen: Array, columns: list[pa.Array], alive: Array) -> None:
         table, layout = self._table, self._table.layout
@@ -290,20 +279,22 @@ def _place_among(layer: pa.RecordBatch, index: KeyIndex, number: int, first: int
 
 #: The first value column of a state with due times: when an entry is due. It has no separate timers.
 DUE = "value_0"
-FROM, TO = SlotForm.KEY_AND_WINDOW.columns
+FROM, TO = codec.SlotForm.KEY_AND_WINDOW.columns
 _NONE: Array = np.empty(0, dtype=np.int64)
 
 
-def due_clock(layout: TableLayout) -> TimeDomain | None:
+def due_clock(layout: codec.TableLayout) -> TimeDomain | None:
     """Return the clock by which the entries of a state are due; None without due times."""
-    return next((clock for clock, name in DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None)
+    return next(
+        (clock for clock, name in codec.DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None
+    )
 
 
 def next_due_of(table: pa.RecordBatch, clock: TimeDomain) -> int | None:
     """Return the earliest due time of a stored state without a base; None without one by this clock."""
     if DUE not in table.schema.names:
         return None
-    if reader_name(table.schema.field(DUE)) != DUE_FIELDS[clock]:
+    if codec.reader_name(table.schema.field(DUE)) != codec.DUE_FIELDS[clock]:
         return None
     found: int | None = pc.min(table.column(DUE)).as_py()
     return found
@@ -325,7 +316,7 @@ class SelectedRows:
 
     @property
     def hashes(self) -> Array:
-        return _numbers(self.rows, HASH)
+        return _numbers(self.rows, codec.HASH)
 
     @property
     def keys(self) -> list[pa.Array]:
@@ -351,7 +342,7 @@ class SelectedRows:
         if not self.in_base:
             return order
         last = np.append(_changes(order, key, start_ms, end_ms), True)[: len(order)]
-        alive: Array = self.rows.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        alive: Array = self.rows.column(codec.ALIVE).to_numpy(zero_copy_only=False).astype(bool)
         return order[last & alive[order]]
 
 
@@ -359,7 +350,7 @@ class DueTable:
     """A state of :class:`~flinkish_spark.state.key_group.GroupState` whose entries have due times."""
 
     def __init__(self, table: LayeredTable) -> None:
-        if table.layout.form is not SlotForm.KEY_AND_WINDOW:
+        if table.layout.form is not codec.SlotForm.KEY_AND_WINDOW:
             raise ValueError(f"state {table.layout.name!r} has an entry per key, not per window")
         self._table, self.layout = table, table.layout
 
@@ -372,21 +363,21 @@ class DueTable:
     def due(self, limit_ms: int) -> Array:
         """Return the hashes of keys with entries that are due up to a time."""
         base, delta = self._table.base, self._table.delta
-        due = _numbers(delta, HASH)[_due(delta) <= limit_ms]
+        due = _numbers(delta, codec.HASH)[_due(delta) <= limit_ms]
         if base is not None:
             places = self._counting(np.flatnonzero(_due(base) <= limit_ms))
-            due = np.concatenate([due, _numbers(base, HASH)[places]])
+            due = np.concatenate([due, _numbers(base, codec.HASH)[places]])
         return due
 
     def select(self, hashes: Array, limit_ms: int) -> SelectedRows:
         """Return all rows of keys with these hashes, and of keys with entries that are due up to a time."""
         base, delta = self._table.base, self._table.delta
         wanted = np.unique(np.concatenate([hashes, self.due(limit_ms)]))
-        places = find_places(delta, wanted)
+        places = codec.find_places(delta, wanted)
         upper = delta if len(places) == delta.num_rows else delta.take(pa.array(places))
         if base is None:
             return SelectedRows(upper, 0, places)
-        lower = base.take(pa.array(find_places(base, wanted)))
+        lower = base.take(pa.array(codec.find_places(base, wanted)))
         return SelectedRows(pa.concat_batches([lower, upper]), lower.num_rows, places)
 
     def next_due_ms(self) -> int | None:
@@ -438,11 +429,11 @@ class DueTable:
         if base is None or not len(places) or not delta.num_rows:
             return places
         lower = base.take(pa.array(places))
-        upper = delta.take(pa.array(find_places(delta, np.unique(_numbers(lower, HASH)))))
+        upper = delta.take(pa.array(codec.find_places(delta, np.unique(_numbers(lower, codec.HASH)))))
         if not upper.num_rows:
             return places
         both = pa.concat_batches([lower, upper])
-        key = KeyIndex.of(_numbers(both, HASH), _keys(both)).of_row
+        key = KeyIndex.of(_numbers(both, codec.HASH), _keys(both)).of_row
         number = _slot_numbers(key, _numbers(both, FROM), _numbers(both, TO))
         return places[~np.isin(number[: len(places)], number[len(places) :])]
 

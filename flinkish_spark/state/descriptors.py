@@ -51,11 +51,6 @@ class StateTtl:
     update
         Which accesses restart the time.
 
-    Raises
-    ------
-    ConfigError
-        The time is not positive, or no whole number; `update` is no :class:`TtlUpdate`.
-
     Examples
     --------
     >>> StateTtl(ttl_ms=3_600_000).update
@@ -100,14 +95,6 @@ class ValueStateDescriptor:
     ttl
         How long a value lives; None for ever.
 
-    Raises
-    ------
-    SchemaError
-        The type cannot be stored; raised by every descriptor.
-    ConfigError
-        The name is no text, the time to live no :class:`StateTtl`, or the function cannot reduce or
-        aggregate.
-
     Examples
     --------
     >>> ValueStateDescriptor("total", "total LONG, orders LONG").name
@@ -122,11 +109,7 @@ class ValueStateDescriptor:
     ttl: StateTtl | None = None
 
     def __init__(
-        self,
-        name: str,
-        value_type: StateType,
-        default: Any = None,
-        ttl: StateTtl | None = None,
+        self, name: str, value_type: StateType, default: Any = None, ttl: StateTtl | None = None
     ) -> None:
         set_fields(self, name=name, value_type=state_type(name, value_type), default=default, ttl=ttl)
 
@@ -179,11 +162,7 @@ class MapStateDescriptor:
     ttl: StateTtl | None = None
 
     def __init__(
-        self,
-        name: str,
-        key_type: StateType,
-        value_type: StateType,
-        ttl: StateTtl | None = None,
+        self, name: str, key_type: StateType, value_type: StateType, ttl: StateTtl | None = None
     ) -> None:
         key_ddl = state_type(name, key_type)
         try:
@@ -262,11 +241,7 @@ class AggregatingStateDescriptor:
     ttl: StateTtl | None = None
 
     def __init__(
-        self,
-        name: str,
-        aggregate: Aggregate,
-        accumulator_type: StateType,
-        ttl: StateTtl | None = None,
+        self, name: str, aggregate: Aggregate, accumulator_type: StateType, ttl: StateTtl | None = None
     ) -> None:
         kind = state_type(name, accumulator_type)
         check_aggregate(aggregate)

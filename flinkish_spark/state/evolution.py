@@ -12,15 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.state.codec import (
-    DUE_FIELDS,
-    TOUCHED,
-    TOUCHES,
-    TableLayout,
-    read_kind,
-    reader_name,
-    value_fields,
-)
+from flinkish_spark.state import codec
 
 #: Prefix of our own field names, which programs cannot declare.
 _OURS = "_fs_"
@@ -32,11 +24,11 @@ class StateMismatch(ValueError):
     """The stored state belongs to another operator, or its declaration cannot evolve to the present one."""
 
 
-def evolve(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
+def evolve(layout: codec.TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     # With their names: two fields of one type may have changed places.
     if stored.schema.equals(layout.schema, check_metadata=True):
         return stored
-    kind = read_kind(stored.schema)
+    kind = codec.read_kind(stored.schema)
     if kind and layout.kind and kind != layout.kind:
         raise StateMismatch(
             f"state {layout.name!r} is stored as {kind} and declared as {layout.kind}, in which its values "
@@ -46,7 +38,7 @@ def evolve(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     _check_clock(layout, values)
     arrays = []
     for field in layout.schema:
-        name = reader_name(field)
+        name = codec.reader_name(field)
         if not field.name.startswith("value_"):
             arrays.append(_own(layout, field, stored))
         elif name in values:
@@ -62,7 +54,7 @@ def evolve(layout: TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
 
 
-def _check_clock(layout: TableLayout, stored: Collection[str]) -> None:
+def _check_clock(layout: codec.TableLayout, stored: Collection[str]) -> None:
     """Refuse entries that are due by the other clock."""
     was, now = _clock_in(stored), _clock_in(_values_in(layout.schema))
     if now is not None and was is not None and was is not now:
@@ -74,7 +66,7 @@ def _check_clock(layout: TableLayout, stored: Collection[str]) -> None:
 
 
 def _clock_in(names: Collection[str]) -> TimeDomain | None:
-    return next((clock for clock, name in DUE_FIELDS.items() if name in names), None)
+    return next((clock for clock, name in codec.DUE_FIELDS.items() if name in names), None)
 
 
 def _clock_text(clock: TimeDomain) -> str:
@@ -85,7 +77,9 @@ def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Arra
     """Return the columns of stored values under the names of a declaration."""
     # A value with several fields has a column for each, one with a single field is a struct in a column
     # without a name. A new or removed field turns one form into the other.
-    found = {reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()}
+    found = {
+        codec.reader_name(field): stored.column(field.name) for field in _values_in(stored.schema).values()
+    }
     wanted = _values_in(declared)
     theirs, ours = _names_of_program(found), _names_of_program(wanted)
     if (theirs == [_UNNAMED]) is (ours == [_UNNAMED]):
@@ -100,7 +94,7 @@ def _as_spread(stored: pa.RecordBatch, declared: pa.Schema) -> dict[str, pa.Arra
 
 
 def _values_in(schema: pa.Schema) -> dict[str, pa.Field]:
-    return {reader_name(field): field for field in value_fields(schema)}
+    return {codec.reader_name(field): field for field in codec.value_fields(schema)}
 
 
 def _names_of_program(names: Iterable[str]) -> list[str]:
@@ -186,20 +180,22 @@ def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
 def types_text(schema: pa.Schema) -> str:
     """Format the keys and values of a stored table with their types."""
     keys = [f"{field.name} {field.type}" for field in schema if field.name.startswith("key_")]
-    return ", ".join([*keys, *(f"{reader_name(field)} {field.type}" for field in value_fields(schema))])
+    return ", ".join(
+        [*keys, *(f"{codec.reader_name(field)} {field.type}" for field in codec.value_fields(schema))]
+    )
 
 
-def _cast(layout: TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
+def _cast(layout: codec.TableLayout, name: str, column: pa.Array, declared: pa.DataType) -> pa.Array:
     if wrong := misfit(column.type, declared, (name,)):
         raise StateMismatch(f"state {layout.name!r}: {wrong}; give the field, or the state, another name")
     return column if column.type.equals(declared) else column.cast(declared)
 
 
-def _own(layout: TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
-    if field.name == TOUCHES and field.name not in stored.schema.names:
+def _own(layout: codec.TableLayout, field: pa.Field, stored: pa.RecordBatch) -> pa.Array:
+    if field.name == codec.TOUCHES and field.name not in stored.schema.names:
         # A savepoint writer got no times of elements: each has the time of the whole entry.
         return pa.nulls(stored.num_rows, field.type)
-    if field.name == TOUCHED and field.name not in stored.schema.names:
+    if field.name == codec.TOUCHED and field.name not in stored.schema.names:
         # A time to live was added, and stored entries have no time of their last access.
         raise StateMismatch(
             f"state {layout.name!r} is stored without a time to live and declared with one, "

@@ -15,35 +15,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain, Timer
 from flinkish_spark.protocol.key_groups import Bundling
+from flinkish_spark.state import codec
 from flinkish_spark.state.base_files import Bases
-from flinkish_spark.state.codec import (
-    ALIVE,
-    HASH,
-    OWNER,
-    TIME,
-    BaseRef,
-    Frame,
-    FrameError,
-    Row,
-    SlotForm,
-    TableLayout,
-    base_of,
-    find_expiry,
-    find_places,
-    layout_of,
-    pack_frame,
-    read_entries,
-    read_owner,
-    read_table,
-    read_trusted_table,
-    reader_name,
-    rows_by_slot,
-    table_bytes,
-    timer_layout,
-    too_large,
-    unpack_frame,
-    value_fields,
-)
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
 from flinkish_spark.state.evolution import StateMismatch, evolve, types_text
 from flinkish_spark.state.keyed_states import KeyedStates, to_undeclared_error
@@ -77,20 +50,19 @@ class StoredTimers:
         table = self._tables[domain]
         if not len(table):
             return _NONE, _NONE
-        living = table.delta.filter(table.delta.column(ALIVE))
-        times, hashes = (living.column(name).to_numpy() for name in (TIME, HASH))
+        living = table.delta.filter(table.delta.column(codec.ALIVE))
+        times, hashes = (living.column(name).to_numpy() for name in (codec.TIME, codec.HASH))
         if table.base is None:
             return times, hashes
         # A fired or deleted timer stays in the base until the next base; a row of the delta has its place.
         covered = table.delta.column("value_1").drop_null().to_numpy()
         kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
-        below = [table.base.column(name).to_numpy()[kept] for name in (TIME, HASH)]
+        below = [table.base.column(name).to_numpy()[kept] for name in (codec.TIME, codec.HASH)]
         return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
 
     def due(self, domain: TimeDomain, limit_ms: int) -> Array:
         times, hashes = self.living(domain)
-        found: Array = hashes[times <= limit_ms]
-        return found
+        return hashes[times <= limit_ms]
 
     def select(self, hashes: Array) -> dict[TimeDomain, TimerQueue]:
         """Return the timers of keys with these hashes (sorted, unique)."""
@@ -117,10 +89,10 @@ class StoredTimers:
             new, gone = queue.find_new(own), queue.find_gone(own)
             below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
             values = list(zip(new.values(), below, strict=True))
-            rows = rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
+            rows = codec.rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
             for timer in gone.keys() & in_base.keys():
                 value = (gone.pop(timer), in_base[timer].value[0])
-                rows[timer] = Row(timer, value, hash_of[timer.key], alive=False)
+                rows[timer] = codec.Row(timer, value, hash_of[timer.key], alive=False)
             stored.replace(rows, gone)
 
     def set_single_timers(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
@@ -153,11 +125,11 @@ class StoredTimers:
         alive = np.arange(len(numbers)) < len(new)
         taken, nothing = pa.array(numbers), pa.nulls(len(numbers), pa.int64())
         columns = {
-            HASH: pa.array(index.hashes[numbers]),
-            TIME: pa.array(own_ms, pa.int64()),
+            codec.HASH: pa.array(index.hashes[numbers]),
+            codec.TIME: pa.array(own_ms, pa.int64()),
             "value_0": pa.array(places, pa.int64()),
             "value_1": pa.array(covered, pa.int64(), mask=covered == _NO_PLACE),
-            ALIVE: pa.array(alive),
+            codec.ALIVE: pa.array(alive),
         } | {
             f"key_{at}": column.take(taken).cast(kind)
             for at, (column, kind) in enumerate(zip(index.keys, table.layout.keys, strict=True))
@@ -184,7 +156,7 @@ class _TimerRows:
         hashes = np.unique(index.hashes[where])
         parts = []
         for layer in table.layers:
-            places = find_places(layer, hashes)
+            places = codec.find_places(layer, hashes)
             parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
         stored = pa.concat_batches([own for own, _, _ in parts])
         rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
@@ -192,14 +164,14 @@ class _TimerRows:
             pa.concat_arrays([column, stored.column(f"key_{at}").cast(column.type)])
             for at, column in enumerate(index.keys)
         ]
-        both = KeyIndex.of(np.concatenate([index.hashes, stored.column(HASH).to_numpy()]), keys)
+        both = KeyIndex.of(np.concatenate([index.hashes, stored.column(codec.HASH).to_numpy()]), keys)
         number = np.full(len(both), _NO_PLACE)
         number[both.of_row[: len(index)]] = np.arange(len(index))
         found = number[both.of_row[len(index) :]]
-        times, registered = (stored.column(name).to_numpy() for name in (TIME, "value_0"))
+        times, registered = (stored.column(name).to_numpy() for name in (codec.TIME, "value_0"))
         above = stored.column("value_1")
         covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
-        alive = stored.column(ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        alive = stored.column(codec.ALIVE).to_numpy(zero_copy_only=False).astype(bool)
         is_living = np.where(is_base, ~np.isin(registered, covered), alive)
         # Leave out timers of windows, and of other keys with the same hash.
         own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
@@ -232,18 +204,18 @@ class GroupLayout:
     """The tables in the key groups of an operator, known once it is open."""
 
     uid: str
-    states: Mapping[str, TableLayout]
-    timers: Mapping[TimeDomain, TableLayout]
+    states: Mapping[str, codec.TableLayout]
+    timers: Mapping[TimeDomain, codec.TableLayout]
     dropped: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, states: KeyedStates, key_types: Sequence[T.DataType]) -> GroupLayout:
         states.seal()
-        form = {True: SlotForm.KEY_AND_WINDOW, False: SlotForm.KEY}
+        form = {True: codec.SlotForm.KEY_AND_WINDOW, False: codec.SlotForm.KEY}
         return cls(
             states.uid,
             {
-                name: layout_of(
+                name: codec.layout_of(
                     descriptor,
                     key_types,
                     form[name in states.namespaced],
@@ -252,12 +224,12 @@ class GroupLayout:
                 )
                 for name, descriptor in states.descriptors.items()
             },
-            {domain: timer_layout(domain, key_types) for domain in TimeDomain},
+            {domain: codec.timer_layout(domain, key_types) for domain in TimeDomain},
             frozenset(states.dropped),
         )
 
     @property
-    def sections(self) -> dict[str, TableLayout]:
+    def sections(self) -> dict[str, codec.TableLayout]:
         states = {STATE_SECTION + name: layout for name, layout in self.states.items()}
         return states | {TIMERS + domain.value: layout for domain, layout in self.timers.items()}
 
@@ -267,17 +239,17 @@ class GroupState:
 
     def __init__(self, layout: GroupLayout, value: bytes | memoryview | None, bases: Bases) -> None:
         self._layout, self._bases = layout, bases
-        delta = {} if value is None else unpack_frame(value)
-        owner = read_owner(delta)
-        delta.pop(OWNER, None)
+        delta = {} if value is None else codec.unpack_frame(value)
+        owner = codec.read_owner(delta)
+        delta.pop(codec.OWNER, None)
         if owner.get("uid", layout.uid) != layout.uid:
             raise StateMismatch(f"the state belongs to operator {owner['uid']!r}, not to {layout.uid!r}")
-        self.base = base_of(owner)
+        self.base = codec.base_of(owner)
         #: Files of former bases, and the micro-batch after which no state names them any more.
         self._former: list[tuple[str, int]] = [(str(f), int(n)) for f, n in owner.get("former", ())]
-        base: Frame = {} if self.base is None else bases.read(self.base)
+        base: codec.Frame = {} if self.base is None else bases.read(self.base)
         sections = layout.sections
-        known = sections.keys() | {OWNER} | {STATE_SECTION + name for name in layout.dropped}
+        known = sections.keys() | {codec.OWNER} | {STATE_SECTION + name for name in layout.dropped}
         unknown = sorted((delta.keys() | base.keys()) - known)
         if unknown:
             raise StateMismatch(
@@ -288,8 +260,8 @@ class GroupState:
         self._tables = {
             name: LayeredTable(
                 table,
-                _read(table, name, base.get(name), read_trusted_table),
-                _read(table, name, delta.get(name), read_entries),
+                _read(table, name, base.get(name), codec.read_trusted_table),
+                _read(table, name, delta.get(name), codec.read_entries),
             )
             for name, table in sections.items()
         }
@@ -370,10 +342,10 @@ class GroupState:
             table.load(found, now_ms)
 
     def _register_entry_timers(
-        self, state: str, found: Mapping[Any, Row], queue: TimerQueue
-    ) -> dict[Any, Row]:
+        self, state: str, found: Mapping[Any, codec.Row], queue: TimerQueue
+    ) -> dict[Any, codec.Row]:
         """Register the timers that are stored in entries; return the entries without them."""
-        timers, entries = list[tuple[Timer, int | None]](), dict[Any, Row]()
+        timers, entries = list[tuple[Timer, int | None]](), dict[Any, codec.Row]()
         known = self._first_timers[state] = dict[Any, tuple[int, int | None]]()
         for slot, row in found.items():
             time_ms, place, value = row.value
@@ -388,7 +360,7 @@ class GroupState:
         """Take over the changes that an operator made since :meth:`load`; return whether there are any."""
         with_entries = {domain: set[Timer]() for domain in TimeDomain}
         for name, table in states.tables.items():
-            has_window = self._layout.states[name].form is SlotForm.KEY_AND_WINDOW
+            has_window = self._layout.states[name].form is codec.SlotForm.KEY_AND_WINDOW
             if table.lent:
                 stored, now_ms = self._tables[STATE_SECTION + name], states.scope.now_ms
                 note_changes_in_place(table, stored, self._hash_of, now_ms)
@@ -408,10 +380,10 @@ class GroupState:
                 values = [(*first.get(slot, (None, 0)), entries[slot]) for slot in there]
             hashes = [hash_of[slot[0]] for slot in there] if has_window else [hash_of[slot] for slot in there]
             touches = map(table.touch_of, there) if self._layout.states[name].expires else None
-            rows = rows_by_slot(there, values, hashes, touches)
+            rows = codec.rows_by_slot(there, values, hashes, touches)
             gone = [slot for slot in table.changed if slot not in entries]
             for slot in stored.in_base.keys() & gone:
-                rows[slot] = Row(slot, None, hash_of[slot[0] if has_window else slot], alive=False)
+                rows[slot] = codec.Row(slot, None, hash_of[slot[0] if has_window else slot], alive=False)
             stored.replace(rows, gone)
         self.timers.replace(timers.queues, self._hash_of, with_entries)
         return self.is_changed
@@ -441,7 +413,7 @@ class GroupState:
         """Return hash and key columns of a state's entries; keys may be repeated, or removed already."""
         table = self._tables[STATE_SECTION + state]
         columns = list(range(1 + len(table.layout.keys)))
-        own = [one.take(pa.array(find_places(one, hashes))).select(columns) for one in table.layers]
+        own = [one.take(pa.array(codec.find_places(one, hashes))).select(columns) for one in table.layers]
         return pa.concat_batches(own)
 
     @property
@@ -489,8 +461,9 @@ class GroupState:
         value = self._frame({name: table.delta for name, table in self._tables.items()}, self.base)
         grown = len(value) > policy.smallest_bytes
         if self.base is not None:
-            is_expired = self._is_base_over or self._is_base_expired(policy, now_ms)
-            grown = is_expired or self._is_delta_full(policy, len(value))
+            expired = sum(table.count_expired_in_base(now_ms) for table in self._tables.values())
+            is_expired = expired > max(policy.smallest_delta_rows, self._base_rows / 2)
+            grown = self._is_base_over or is_expired or self._is_delta_full(policy, len(value))
         if not grown:
             return value
         merged = {name: _merge_unexpired(name, table, now_ms) for name, table in self._tables.items()}
@@ -518,11 +491,11 @@ class GroupState:
         self._former = []
         return self._frame({name: table.merge() for name, table in self._tables.items()}, None)
 
-    def timer_rows(self, domain: TimeDomain) -> Iterable[Row]:
+    def timer_rows(self, domain: TimeDomain) -> Iterable[codec.Row]:
         """Return all timers of a clock; the value is the place of registration, and that in the base."""
         return self._tables[TIMERS + domain.value].rows()
 
-    def rows(self, state: str) -> Iterable[Row]:
+    def rows(self, state: str) -> Iterable[codec.Row]:
         return self._tables[STATE_SECTION + state].rows()
 
     def _is_delta_full(self, policy: BasePolicy, delta_bytes: int) -> bool:
@@ -536,26 +509,22 @@ class GroupState:
         base_bytes = sum(0 if table.base is None else table.base.nbytes for table in self._tables.values())
         return delta_bytes > policy.delta_share * base_bytes
 
-    def _is_base_expired(self, policy: BasePolicy, now_ms: int) -> bool:
-        expired = sum(table.count_expired_in_base(now_ms) for table in self._tables.values())
-        return bool(expired > max(policy.smallest_delta_rows, self._base_rows / 2))
-
     @property
     def _base_rows(self) -> int:
         return sum(0 if table.base is None else table.base.num_rows for table in self._tables.values())
 
-    def _frame(self, batches: Mapping[str, pa.RecordBatch], base: BaseRef | None) -> bytes:
+    def _frame(self, batches: Mapping[str, pa.RecordBatch], base: codec.BaseRef | None) -> bytes:
         registered = {domain.value: count for domain, count in self.timers.registered.items() if count}
         owner = _encode_owner(self._layout.uid, registered, base, self._former)
-        sections: dict[str, bytes | memoryview] = {OWNER: owner}
-        sections.update({name: table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
-        return pack_frame(sections)
+        sections: dict[str, bytes | memoryview] = {codec.OWNER: owner}
+        sections.update({name: codec.table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
+        return codec.pack_frame(sections)
 
 
 def _encode_owner(
     uid: str,
     registered: Mapping[str, int],
-    base: BaseRef | None = None,
+    base: codec.BaseRef | None = None,
     former: Sequence[tuple[str, int]] = (),
 ) -> bytes:
     named = None if base is None else asdict(base)
@@ -569,7 +538,9 @@ def _merge_unexpired(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBa
         if "offset overflow" not in str(error):
             raise
         state = name.removeprefix(STATE_SECTION)
-        raise StateMismatch(str(too_large(state, "its layers together take more than 2 GiB"))) from error
+        raise StateMismatch(
+            str(codec.too_large(state, "its layers together take more than 2 GiB"))
+        ) from error
 
 
 def _shift_places(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
@@ -582,7 +553,7 @@ def _shift_places(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
 
 
 def _read(
-    layout: TableLayout,
+    layout: codec.TableLayout,
     name: str,
     payload: memoryview | None,
     read: Callable[[str, memoryview], pa.RecordBatch],
@@ -591,10 +562,10 @@ def _read(
         return None
     try:
         return evolve(layout, read(name, payload))
-    except (FrameError, StateMismatch):
+    except (codec.FrameError, StateMismatch):
         raise
     except (pa.ArrowException, ValueError, LookupError) as error:
-        raise FrameError(f"the section {name!r} is damaged: {error}") from error
+        raise codec.FrameError(f"the section {name!r} is damaged: {error}") from error
 
 
 def bundle_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
@@ -620,14 +591,14 @@ class StoredGroup:
 
 def describe_group(value: bytes | memoryview, operator: str | None = None) -> StoredGroup:
     """Check a whole value, and its owner if given; return the owner and the types of its states."""
-    sections = unpack_frame(value)
-    owner = str(read_owner(sections).get("uid", ""))
+    sections = codec.unpack_frame(value)
+    owner = str(codec.read_owner(sections).get("uid", ""))
     if operator not in (None, owner):
         raise StateMismatch(f"state of {owner!r} is where that of {operator!r} has to be")
     types = {}
     for name, payload in sections.items():
-        if name != OWNER:
-            table = read_table(name, payload)
+        if name != codec.OWNER:
+            table = codec.read_table(name, payload)
             if name.startswith(STATE_SECTION):
                 types[name.removeprefix(STATE_SECTION)] = types_text(table.schema)
     return StoredGroup(owner, types)
@@ -635,19 +606,19 @@ def describe_group(value: bytes | memoryview, operator: str | None = None) -> St
 
 def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
     """Return the tables of a whole value by section."""
-    sections = unpack_frame(value)
-    prefix = PREFIXES.get(read_owner(sections).get("kind", ""), STATE_SECTION)
+    sections = codec.unpack_frame(value)
+    prefix = PREFIXES.get(codec.read_owner(sections).get("kind", ""), STATE_SECTION)
     return {
-        prefix + name.removeprefix(STATE_SECTION) if name.startswith(STATE_SECTION) else name: read_table(
-            name, payload
-        )
+        prefix + name.removeprefix(STATE_SECTION)
+        if name.startswith(STATE_SECTION)
+        else name: codec.read_table(name, payload)
         for name, payload in sections.items()
-        if name != OWNER
+        if name != codec.OWNER
     }
 
 
 def kind_of(value: bytes | memoryview) -> str | None:
-    kind = read_owner(unpack_frame(value)).get("kind")
+    kind = codec.read_owner(codec.unpack_frame(value)).get("kind")
     return None if kind is None else str(kind)
 
 
@@ -668,54 +639,56 @@ def change_group(
     value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
 ) -> bytes | None:
     """Return a whole value with some sections replaced, and perhaps another owner."""
-    frame = {} if value is None else unpack_frame(value)
-    registered = read_owner(frame).get("registered", {})
-    sections: dict[str, bytes | memoryview] = {name: part for name, part in frame.items() if name != OWNER}
+    frame = {} if value is None else codec.unpack_frame(value)
+    registered = codec.read_owner(frame).get("registered", {})
+    sections: dict[str, bytes | memoryview] = {
+        name: part for name, part in frame.items() if name != codec.OWNER
+    }
     for name, table in changes.items():
         sections.pop(name, None)
         if table.num_rows:
-            sections[name] = table_bytes(table)
+            sections[name] = codec.table_bytes(table)
         if name.startswith(TIMERS):
             # The places of the new timers count from 0.
             clock = name.removeprefix(TIMERS)
             registered[clock] = max(registered.get(clock, 0), table.num_rows)
     if not sections:
         return None
-    return pack_frame({OWNER: _encode_owner(owner, registered), **sections})
+    return codec.pack_frame({codec.OWNER: _encode_owner(owner, registered), **sections})
 
 
 def unbundle_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
     """Split the whole value of a bundle into its key groups; those without state are left out."""
     found: dict[int, dict[str, bytes | memoryview]] = {}
     for name, table in read_tables(value).items():
-        groups = np.mod(table.column(HASH).to_numpy(), bundling.key_groups)
+        groups = np.mod(table.column(codec.HASH).to_numpy(), bundling.key_groups)
         for group in np.unique(groups).tolist():
-            found.setdefault(group, {})[name] = table_bytes(table.filter(pa.array(groups == group)))
+            found.setdefault(group, {})[name] = codec.table_bytes(table.filter(pa.array(groups == group)))
     # Places in the order of registration stay those of the bundle.
-    owned = _encode_owner(owner, read_owner(unpack_frame(value)).get("registered", {}))
-    return {group: pack_frame({OWNER: owned, **own}) for group, own in sorted(found.items())}
+    owned = _encode_owner(owner, codec.read_owner(codec.unpack_frame(value)).get("registered", {}))
+    return {group: codec.pack_frame({codec.OWNER: owned, **own}) for group, own in sorted(found.items())}
 
 
 def inline_base(value: bytes | memoryview, bases: Bases) -> bytes:
     """Merge the base of a value into it; savepoints hold all of their state themselves."""
-    upper = unpack_frame(value)
-    owner = read_owner(upper)
-    base = base_of(owner)
+    upper = codec.unpack_frame(value)
+    owner = codec.read_owner(upper)
+    base = codec.base_of(owner)
     if base is None:
         return bytes(value)
     lower = bases.read(base)
     kept = _encode_owner(owner.get("uid", ""), owner.get("registered", {}))
-    sections: dict[str, bytes | memoryview] = {OWNER: kept}
+    sections: dict[str, bytes | memoryview] = {codec.OWNER: kept}
     for name in dict.fromkeys([*lower, *upper]):
-        if name != OWNER:
+        if name != codec.OWNER:
             table = _merge_layers(name, lower.get(name), upper.get(name))
             if table.num_rows:
-                sections[name] = table_bytes(table)
-    return pack_frame(sections)
+                sections[name] = codec.table_bytes(table)
+    return codec.pack_frame(sections)
 
 
 def _merge_layers(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
-    base, delta = (None if payload is None else read_table(name, payload) for payload in (lower, upper))
+    base, delta = (None if payload is None else codec.read_table(name, payload) for payload in (lower, upper))
     newest = delta if delta is not None else base
     assert newest is not None
     layout = infer_layout(newest.schema)
@@ -724,19 +697,19 @@ def _merge_layers(name: str, lower: memoryview | None, upper: memoryview | None)
     return LayeredTable(layout, base, delta).merge() if delta is not None else newest
 
 
-def infer_layout(schema: pa.Schema) -> TableLayout:
-    values = value_fields(schema)
-    form = SlotForm.KEY
-    if TIME in schema.names:
-        form = SlotForm.TIMER
+def infer_layout(schema: pa.Schema) -> codec.TableLayout:
+    values = codec.value_fields(schema)
+    form = codec.SlotForm.KEY
+    if codec.TIME in schema.names:
+        form = codec.SlotForm.TIMER
     elif "from" in schema.names:
-        form = SlotForm.KEY_AND_WINDOW
-    return TableLayout(
+        form = codec.SlotForm.KEY_AND_WINDOW
+    return codec.TableLayout(
         "",
         tuple(field.type for field in schema if field.name.startswith("key_")),
         tuple(field.type for field in values),
         form,
-        find_expiry(schema.names),
+        codec.find_expiry(schema.names),
         None,
-        tuple(map(reader_name, values)),
+        tuple(map(codec.reader_name, values)),
     )

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.subtask import SubtaskFacts
 from flinkish_spark.core.validation import unusable
-from flinkish_spark.state.descriptors import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    StateTtl,
-    ValueStateDescriptor,
-)
+from flinkish_spark.state import descriptors, tables
 from flinkish_spark.state.states import (
     AggregatingState,
     ExpiringListState,
@@ -29,25 +22,14 @@ from flinkish_spark.state.states import (
     TabledValueState,
     ValueState,
 )
-from flinkish_spark.state.tables import (
-    ExpiringLists,
-    ExpiringMaps,
-    ExpiringTable,
-    KeyScope,
-    PutValues,
-    StateTable,
-    as_fields,
-    may_change,
-    naming_of,
-)
 
 #: The method that returns the state of a descriptor.
 _GET: dict[type, str] = {
-    ValueStateDescriptor: "get_state",
-    ListStateDescriptor: "get_list_state",
-    MapStateDescriptor: "get_map_state",
-    ReducingStateDescriptor: "get_reducing_state",
-    AggregatingStateDescriptor: "get_aggregating_state",
+    descriptors.ValueStateDescriptor: "get_state",
+    descriptors.ListStateDescriptor: "get_list_state",
+    descriptors.MapStateDescriptor: "get_map_state",
+    descriptors.ReducingStateDescriptor: "get_reducing_state",
+    descriptors.AggregatingStateDescriptor: "get_aggregating_state",
 }
 
 
@@ -59,22 +41,13 @@ def to_undeclared_error(uid: str, name: str) -> ValueError:
     )
 
 
-class _Declaring:
-    """A flag, shared by all views of an operator's states, that ends their declaration."""
-
-    __slots__ = ("is_over",)
-
-    def __init__(self) -> None:
-        self.is_over = False
-
-
 class KeyedStates(SubtaskFacts):
     """The states of an operator, made when it opens; their tables are filled anew for each key group."""
 
     def __init__(self, uid: str, max_parallelism: int) -> None:
         self.uid, self.max_parallelism = uid, max_parallelism
-        self.scope = KeyScope()
-        self.descriptors: dict[str, StateDescriptor] = {}
+        self.scope = tables.KeyScope()
+        self.descriptors: dict[str, descriptors.StateDescriptor] = {}
         #: Names of states with a namespace in their slots: states of windows.
         self.namespaced: set[str] = set()
         #: Those of them whose entries have a due time, and by which clock; the timers of such an entry are
@@ -85,32 +58,33 @@ class KeyedStates(SubtaskFacts):
         #: States of user functions, which read fields by name; operators use the places of fields.
         self.named: set[str] = set()
         self._is_of_function = False
-        self.tables: dict[str, StateTable] = {}
+        self.tables: dict[str, tables.StateTable] = {}
         self._states: dict[str, Any] = {}
-        self._declaring = _Declaring()
+        #: Shared by all views of these states: whether their declaration is over.
+        self._declaring = SimpleNamespace(is_over=False)
         #: Values that the operator's functions put into states; the operator settles them after each call.
-        self.puts = PutValues()
+        self.puts = tables.PutValues()
 
     def seal(self) -> None:
         """End the declaration of states: the operator is open."""
         self._declaring.is_over = True
 
-    def get_state(self, descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        return cast("ValueState[Any]", self._state(descriptor, ValueStateDescriptor))
+    def get_state(self, descriptor: descriptors.ValueStateDescriptor) -> ValueState[Any]:
+        return cast("ValueState[Any]", self._state(descriptor, descriptors.ValueStateDescriptor))
 
-    def get_list_state(self, descriptor: ListStateDescriptor) -> ListState[Any]:
-        return cast("ListState[Any]", self._state(descriptor, ListStateDescriptor))
+    def get_list_state(self, descriptor: descriptors.ListStateDescriptor) -> ListState[Any]:
+        return cast("ListState[Any]", self._state(descriptor, descriptors.ListStateDescriptor))
 
-    def get_map_state(self, descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        return cast("MapState[Any, Any]", self._state(descriptor, MapStateDescriptor))
+    def get_map_state(self, descriptor: descriptors.MapStateDescriptor) -> MapState[Any, Any]:
+        return cast("MapState[Any, Any]", self._state(descriptor, descriptors.MapStateDescriptor))
 
-    def get_reducing_state(self, descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        return cast("ReducingState[Any]", self._state(descriptor, ReducingStateDescriptor))
+    def get_reducing_state(self, descriptor: descriptors.ReducingStateDescriptor) -> ReducingState[Any]:
+        return cast("ReducingState[Any]", self._state(descriptor, descriptors.ReducingStateDescriptor))
 
-    def get_aggregating_state(self, descriptor: AggregatingStateDescriptor) -> AggregatingState:
-        return cast("AggregatingState", self._state(descriptor, AggregatingStateDescriptor))
+    def get_aggregating_state(self, descriptor: descriptors.AggregatingStateDescriptor) -> AggregatingState:
+        return cast("AggregatingState", self._state(descriptor, descriptors.AggregatingStateDescriptor))
 
-    def any_state(self, descriptor: StateDescriptor) -> Any:
+    def any_state(self, descriptor: descriptors.StateDescriptor) -> Any:
         return self._state(descriptor, type(descriptor))
 
     def drop_state(self, name: str) -> None:
@@ -124,7 +98,7 @@ class KeyedStates(SubtaskFacts):
         if due is not None:
             self.due[name] = due
 
-    def bind(self, scope: KeyScope) -> KeyedStates:
+    def bind(self, scope: tables.KeyScope) -> KeyedStates:
         """Return a view of these states, with the same tables, for another scope."""
         other = copy.copy(self)
         other.scope, other._states = scope, {}
@@ -135,7 +109,7 @@ class KeyedStates(SubtaskFacts):
         other._states, other._is_of_function = {}, True
         return other
 
-    def _state(self, descriptor: StateDescriptor, kind: type) -> Any:
+    def _state(self, descriptor: descriptors.StateDescriptor, kind: type) -> Any:
         given: object = descriptor
         if not isinstance(given, kind):
             method = _GET.get(type(descriptor))
@@ -159,35 +133,35 @@ class KeyedStates(SubtaskFacts):
             self._states[name] = self._make(descriptor)
         return self._states[name]
 
-    def _make(self, descriptor: StateDescriptor) -> Any:
+    def _make(self, descriptor: descriptors.StateDescriptor) -> Any:
         """Make a state, and its table if it has none yet."""
         name, ttl = descriptor.name, descriptor.ttl
-        table_of: Callable[[StateTtl], StateTable] = ExpiringTable
+        table_of: Callable[[descriptors.StateTtl], tables.StateTable] = tables.ExpiringTable
         match descriptor:
-            case ListStateDescriptor():
-                ddl, table_of = descriptor.element_type, ExpiringLists
-            case MapStateDescriptor():
-                ddl, table_of = descriptor.value_type, ExpiringMaps
-            case AggregatingStateDescriptor():
-                ddl = as_fields(descriptor.accumulator_type)
+            case descriptors.ListStateDescriptor():
+                ddl, table_of = descriptor.element_type, tables.ExpiringLists
+            case descriptors.MapStateDescriptor():
+                ddl, table_of = descriptor.value_type, tables.ExpiringMaps
+            case descriptors.AggregatingStateDescriptor():
+                ddl = tables.as_fields(descriptor.accumulator_type)
             case _:
-                ddl = as_fields(descriptor.value_type)
+                ddl = tables.as_fields(descriptor.value_type)
         if name not in self.tables:
-            self.tables[name] = StateTable() if ttl is None else table_of(ttl)
-        scope, table, lends = self.scope, self.tables[name], may_change(ddl)
+            self.tables[name] = tables.StateTable() if ttl is None else table_of(ttl)
+        scope, table, lends = self.scope, self.tables[name], tables.may_change(ddl)
         if lends and self._is_of_function:
             table.puts, self.puts.is_used = self.puts, True
-        handed = naming_of(ddl) if self._is_of_function else None, lends
+        handed = tables.naming_of(ddl) if self._is_of_function else None, lends
         match descriptor:
-            case ValueStateDescriptor(default=default):
+            case descriptors.ValueStateDescriptor(default=default):
                 if ttl is None and handed == (None, False):
                     return ValueState(scope, table, default)
                 return TabledValueState(scope, table, default, *handed)
-            case ListStateDescriptor():
+            case descriptors.ListStateDescriptor():
                 return (ListState if ttl is None else ExpiringListState)(scope, table, *handed)
-            case MapStateDescriptor():
+            case descriptors.MapStateDescriptor():
                 keys = MapKeys(f"operator '{self.uid}'", name, descriptor.key_type)
                 return (MapState if ttl is None else ExpiringMapState)(scope, table, *handed, keys)
-            case ReducingStateDescriptor():
+            case descriptors.ReducingStateDescriptor():
                 return ReducingState(scope, table, descriptor.reduce, *handed)
         return AggregatingState(scope, table, descriptor.aggregate, *handed)

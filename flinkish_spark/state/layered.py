@@ -11,17 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
-from flinkish_spark.state.codec import (
-    ALIVE,
-    HASH,
-    TOUCHED,
-    Row,
-    SlotForm,
-    TableLayout,
-    decode_rows,
-    encode_rows,
-    find_places,
-)
+from flinkish_spark.state import codec
 from flinkish_spark.state.tables import StateTable, same
 
 Array = np.ndarray[Any, Any]
@@ -59,8 +49,7 @@ class KeyIndex:
                 f"the array that selects keys has type {given.dtype} and shape {given.shape}; give one true "
                 f"or false for each of the {len(self)} keys"
             )
-        found: Array = np.flatnonzero(given)
-        return found
+        return np.flatnonzero(given)
 
     @classmethod
     def of(cls, hashes: Array, keys: Sequence[pa.Array]) -> KeyIndex:
@@ -142,15 +131,15 @@ class LayeredTable:
     """
 
     def __init__(
-        self, layout: TableLayout, base: pa.RecordBatch | None, delta: pa.RecordBatch | None
+        self, layout: codec.TableLayout, base: pa.RecordBatch | None, delta: pa.RecordBatch | None
     ) -> None:
         self.layout, self.base = layout, base
         self.delta = layout.empty if delta is None else delta
         self.is_changed = False
         #: The unselected rows of the delta; its selected rows; and the selected rows of the base.
         self._kept = self.delta
-        self._in_delta: dict[Any, Row] = {}
-        self.in_base: dict[Any, Row] = {}
+        self._in_delta: dict[Any, codec.Row] = {}
+        self.in_base: dict[Any, codec.Row] = {}
 
     def __len__(self) -> int:
         """Return the number of rows in both layers, an upper bound of the entries."""
@@ -160,15 +149,15 @@ class LayeredTable:
     def layers(self) -> list[pa.RecordBatch]:
         return [self.delta] if self.base is None else [self.base, self.delta]
 
-    def select(self, hashes: Array) -> dict[Any, Row]:
+    def select(self, hashes: Array) -> dict[Any, codec.Row]:
         """Return the living rows, by slot, of keys with one of these hashes (sorted, unique)."""
         if not len(self):
             return {}
-        found: dict[Any, Row] = {}
+        found: dict[Any, codec.Row] = {}
         if self.base is not None:
-            found = {row.slot: row for row in self._decode(self.base, find_places(self.base, hashes))}
+            found = {row.slot: row for row in self._decode(self.base, codec.find_places(self.base, hashes))}
         self.in_base = dict(found)
-        places = find_places(self.delta, hashes)
+        places = codec.find_places(self.delta, hashes)
         self._in_delta = {row.slot: row for row in self._decode(self.delta, places)}
         self._kept = _drop_rows(self.delta, places)
         found.update(self._in_delta)
@@ -177,14 +166,14 @@ class LayeredTable:
             return found
         return {slot: row for slot, row in found.items() if row.alive}
 
-    def decode(self, hashes: Array) -> dict[Any, Row]:
+    def decode(self, hashes: Array) -> dict[Any, codec.Row]:
         """Decode the rows of :meth:`select` anew, without changing the selection."""
-        found: dict[Any, Row] = {}
+        found: dict[Any, codec.Row] = {}
         for layer in self.layers:
-            found.update((row.slot, row) for row in self._decode(layer, find_places(layer, hashes)))
+            found.update((row.slot, row) for row in self._decode(layer, codec.find_places(layer, hashes)))
         return {slot: row for slot, row in found.items() if row.alive}
 
-    def replace(self, changes: Mapping[Any, Row], gone: Collection[Any] = ()) -> None:
+    def replace(self, changes: Mapping[Any, codec.Row], gone: Collection[Any] = ()) -> None:
         """Put rows, by slot, into the delta and remove `gone` slots; all are of selected keys."""
         if not changes and not gone:
             return
@@ -192,7 +181,7 @@ class LayeredTable:
         for slot in gone:
             upper.pop(slot, None)
         upper.update(changes)
-        self.delta = _concat([self._kept, encode_rows(self.layout, list(upper.values()))])
+        self.delta = _concat([self._kept, codec.encode_rows(self.layout, list(upper.values()))])
         self.is_changed = True
 
     def put_rows(self, rows: pa.RecordBatch, gone: Array) -> None:
@@ -211,7 +200,7 @@ class LayeredTable:
         layers = [layer for layer in self.layers if layer.num_rows]
         if self.layout.ttl is None or not layers:
             return None
-        latest_ms = max(int(layer.column(TOUCHED).to_numpy().max()) for layer in layers)
+        latest_ms = max(int(layer.column(codec.TOUCHED).to_numpy().max()) for layer in layers)
         return latest_ms + self.layout.ttl.ttl_ms
 
     @property
@@ -244,7 +233,7 @@ class LayeredTable:
         ttl = self.layout.ttl
         if ttl is None:
             return None
-        is_fresh: Array = rows.column(TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
+        is_fresh: Array = rows.column(codec.TOUCHED).to_numpy() > now_ms - ttl.ttl_ms
         return is_fresh
 
     def merge(self) -> pa.RecordBatch:
@@ -252,27 +241,27 @@ class LayeredTable:
         delta = self.delta
         if self.base is None:
             return delta
-        places = find_places(self.base, np.unique(delta.column(0).to_numpy()))
+        places = codec.find_places(self.base, np.unique(delta.column(0).to_numpy()))
         both = pa.concat_batches([self.base.take(pa.array(places)), delta])
         if not both.num_rows:
             return self.base
-        names = [HASH, *(f"key_{at}" for at in range(len(self.layout.keys))), *self.layout.form.columns]
+        names = [codec.HASH, *(f"key_{at}" for at in range(len(self.layout.keys))), *self.layout.form.columns]
         slots = [both.column(name) for name in names]
         numbers, first = group_numbers(slots)
         # Rows of the delta come last, so they replace those of the base.
         last = np.empty(len(first), dtype=np.int64)
         last[numbers] = np.arange(len(numbers))
         upper = both.take(pa.array(last))
-        return _concat([_drop_rows(self.base, places), upper.filter(upper.column(ALIVE))])
+        return _concat([_drop_rows(self.base, places), upper.filter(upper.column(codec.ALIVE))])
 
-    def rows(self) -> Iterable[Row]:
+    def rows(self) -> Iterable[codec.Row]:
         merged = self.merge()
         return self._decode(merged, np.arange(merged.num_rows))
 
-    def _decode(self, batch: pa.RecordBatch, places: Array) -> Iterable[Row]:
+    def _decode(self, batch: pa.RecordBatch, places: Array) -> Iterable[codec.Row]:
         if not len(places):
             return ()
-        return decode_rows(
+        return codec.decode_rows(
             self.layout, batch if len(places) == batch.num_rows else batch.take(pa.array(places))
         )
 
@@ -295,7 +284,7 @@ def note_changes_in_place(
     table: StateTable, stored: LayeredTable, hash_of: Mapping[Any, int], now_ms: int
 ) -> None:
     """Mark lent entries as changed if a function has changed them in place."""
-    has_window = stored.layout.form is SlotForm.KEY_AND_WINDOW
+    has_window = stored.layout.form is codec.SlotForm.KEY_AND_WINDOW
     lent = [slot for slot in table.lent - table.changed if slot in table.entries]
     if not lent:
         return

@@ -14,17 +14,7 @@ import pyarrow as pa
 
 from flinkish_spark.core.iterators import elements_of, pairs_of
 from flinkish_spark.core.validation import instance_of
-from flinkish_spark.state.codec import (
-    KIND,
-    OWNER,
-    StateValueError,
-    pack_frame,
-    read_kind,
-    read_owner,
-    read_table,
-    table_bytes,
-    unpack_frame,
-)
+from flinkish_spark.state import codec
 from flinkish_spark.state.descriptors import MapStateDescriptor, find_maker, set_fields, state_type
 from flinkish_spark.state.evolution import misfit
 from flinkish_spark.state.states import MapKeys
@@ -42,20 +32,20 @@ class OperatorValueMismatch(ValueError):
 
 def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
     """Encode tables as bytes, without those that have no rows."""
-    sections: dict[str, bytes | memoryview] = {OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
+    sections: dict[str, bytes | memoryview] = {codec.OWNER: json.dumps({"uid": uid, "kind": kind}).encode()}
     for name, batch in tables.items():
         if batch.num_rows:
-            sections[f"state/{name}"] = table_bytes(batch)
-    return pack_frame(sections)
+            sections[f"state/{name}"] = codec.table_bytes(batch)
+    return codec.pack_frame(sections)
 
 
 def unpack_tables(
     uid: str, kind: str, schemas: Mapping[str, pa.Schema], value: bytes | memoryview | None
 ) -> dict[str, pa.RecordBatch]:
     """Return the stored tables that have rows; empty if nothing was stored."""
-    stored = {} if value is None else unpack_frame(value)
-    owner = read_owner(stored)
-    stored.pop(OWNER, None)
+    stored = {} if value is None else codec.unpack_frame(value)
+    owner = codec.read_owner(stored)
+    stored.pop(codec.OWNER, None)
     for fact, declared in (("uid", uid), ("kind", kind)):
         if owner.get(fact, declared) != declared:
             raise OperatorValueMismatch(
@@ -76,7 +66,7 @@ def table_of(what: str, schema: pa.Schema, columns: Sequence[Sequence[Any]]) -> 
     try:
         arrays = [strict_array(column, field.type) for column, field in zip(columns, schema, strict=True)]
     except ValueMismatch as error:
-        raise StateValueError(f"{what} got a wrong value: {error}") from error
+        raise codec.StateValueError(f"{what} got a wrong value: {error}") from error
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
@@ -95,8 +85,8 @@ def decode_declared(column: pa.Array, ddl: str) -> list[Any]:
 
 
 def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
-    table = read_table(what, payload)
-    stored, declared = read_kind(table.schema), read_kind(schema)
+    table = codec.read_table(what, payload)
+    stored, declared = codec.read_kind(table.schema), codec.read_kind(schema)
     if stored and stored != declared:
         raise OperatorValueMismatch(
             f"{what} is stored as {stored} and declared as {declared}, so its items would go to other "
@@ -148,7 +138,7 @@ class OperatorListDescriptor:
     @property
     def schema(self) -> pa.Schema:
         kind = arrow_type(parse_ddl(self.element_type))
-        return pa.schema([pa.field("item", kind)], {KIND: f"{self.redistribution.value} {LIST_KIND}"})
+        return pa.schema([pa.field("item", kind)], {codec.KIND: f"{self.redistribution.value} {LIST_KIND}"})
 
 
 class OperatorListState:
@@ -157,8 +147,11 @@ class OperatorListState:
     __slots__ = ("_items", "_lends", "_naming", "is_changed")
 
     def __init__(self, items: Iterable[Any], element_type: str) -> None:
-        self._items, self.is_changed = list(items), False
         self._naming, self._lends = naming_of(element_type), may_change(element_type)
+        self.load(items)
+
+    def load(self, items: Iterable[Any]) -> None:
+        self._items, self.is_changed = list(items), False
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.get())
@@ -197,16 +190,31 @@ class OperatorLists:
         self, uid: str, descriptors: Sequence[OperatorListDescriptor], value: bytes | memoryview | None
     ) -> None:
         self._uid = uid
-        self._descriptors = {descriptor.name: descriptor for descriptor in descriptors}
+        self._descriptors: dict[str, OperatorListDescriptor] = {}
+        self._states: dict[str, OperatorListState] = {}
+        for descriptor in descriptors:
+            self.declare(descriptor)
+        self.load(value)
+
+    @property
+    def descriptors(self) -> Sequence[OperatorListDescriptor]:
+        return list(self._descriptors.values())
+
+    def declare(self, descriptor: OperatorListDescriptor) -> OperatorListState:
+        name = descriptor.name
+        if name in self._descriptors:
+            raise OperatorValueMismatch(f"the operator list state '{name}' is declared twice")
+        self._descriptors[name] = descriptor
+        self._states[name] = OperatorListState((), descriptor.element_type)
+        return self._states[name]
+
+    def load(self, value: bytes | memoryview | None) -> None:
+        """Replace the items of all states by stored ones."""
         schemas = {name: one.schema for name, one in self._descriptors.items()}
-        stored = unpack_tables(uid, LIST_KIND, schemas, value)
-        self._states = {
-            name: OperatorListState(
-                decode_declared(stored[name].column(0), one.element_type) if name in stored else (),
-                one.element_type,
-            )
-            for name, one in self._descriptors.items()
-        }
+        stored = unpack_tables(self._uid, LIST_KIND, schemas, value)
+        for name, one in self._descriptors.items():
+            items = decode_declared(stored[name].column(0), one.element_type) if name in stored else ()
+            self._states[name].load(items)
 
     def state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
         if self._descriptors.get(descriptor.name) != descriptor:

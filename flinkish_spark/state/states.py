@@ -314,8 +314,7 @@ class ListState(MutableSequence[V]):
     def __getitem__(self, at: slice) -> list[V]: ...
     def __getitem__(self, at: SupportsIndex | slice) -> V | list[V]:
         # An empty state behaves like an empty list.
-        found: V | list[V] = (self._lend(self._scope) or [])[at]
-        return found
+        return (self._lend(self._scope) or [])[at]
 
     @overload
     def __setitem__(self, at: SupportsIndex, value: V) -> None: ...
@@ -444,12 +443,7 @@ class MapState(MutableMapping[K, V]):
     __slots__ = ("_kept", "_keys", "_lend", "_lends", "_naming", "_scope", "_table")
 
     def __init__(
-        self,
-        scope: KeyScope,
-        table: StateTable,
-        naming: ReadForm | None,
-        lends: bool,
-        keys: MapKeys,
+        self, scope: KeyScope, table: StateTable, naming: ReadForm | None, lends: bool, keys: MapKeys
     ) -> None:
         self._scope, self._table, self._naming, self._lends = scope, table, naming, lends
         self._keys, self._kept = keys, keys.kept
@@ -457,8 +451,7 @@ class MapState(MutableMapping[K, V]):
         self._lend = table.lend if lends else table.read
 
     def __getitem__(self, key: K) -> V:
-        value: V = self._lend_map()[key if type(key) is self._kept else self._keys.to_lookup_key(key)]
-        return value
+        return self._lend_map()[key if type(key) is self._kept else self._keys.to_lookup_key(key)]
 
     def __setitem__(self, key: K, value: V) -> None:
         if type(key) is not self._kept:

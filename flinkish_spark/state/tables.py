@@ -510,11 +510,7 @@ def may_change(ddl: str) -> bool:
 
 
 def owner_of(ddl: str) -> Callable[..., Any]:
-    return copy_result if may_change(ddl) else _as_it_is
-
-
-def _as_it_is(made: Any, *given: Any) -> Any:
-    return made
+    return copy_result if may_change(ddl) else lambda made, *given: made
 
 
 def _instance_may_change(hint: Any) -> bool:

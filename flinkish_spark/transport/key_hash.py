@@ -133,20 +133,11 @@ def _to_numbers(column: pa.Array, kind: pa.DataType) -> npt.NDArray[Any]:
     return column.view(kind).to_numpy()  # type: ignore[no-any-return]
 
 
-def _hash_as_float(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_int(_to_bits(column, np.uint32).astype(np.uint64), seeds)
-
-
-def _hash_as_double(column: pa.Array, seeds: _Words) -> _Words:
-    return _hash_long(_to_bits(column, np.uint64), seeds)
-
-
-def _to_bits(column: pa.Array, words: type[Any]) -> npt.NDArray[Any]:
+def _to_bits(column: pa.Array, words: type[Any]) -> _Words:
     # There is one zero, and one NaN.
     values = column.to_numpy(zero_copy_only=False) + 0.0
     values[np.isnan(values)] = np.nan
-    found: npt.NDArray[Any] = values.view(words)
-    return found
+    return values.view(words).astype(np.uint64, copy=False)  # type: ignore[no-any-return]
 
 
 #: Hash functions of the other types.
@@ -155,8 +146,8 @@ _BY_KIND: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array, _Words]
     (lambda kind: pa.types.is_signed_integer(kind) and kind.bit_width < 64, _hash_as_int),
     (pa.types.is_date32, _hash_as_int),
     (pa.types.is_int64, _hash_as_long),
-    (pa.types.is_float32, _hash_as_float),
-    (pa.types.is_float64, _hash_as_double),
+    (pa.types.is_float32, lambda column, seeds: _hash_int(_to_bits(column, np.uint32), seeds)),
+    (pa.types.is_float64, lambda column, seeds: _hash_long(_to_bits(column, np.uint64), seeds)),
     (lambda kind: kind in (pa.duration("us"), pa.time64("us")), _hash_as_long),
     (lambda kind: pa.types.is_timestamp(kind) and kind.unit == "us", _hash_as_long),
 )

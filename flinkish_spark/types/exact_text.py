@@ -121,7 +121,9 @@ def _form(kind: T.DataType, null_fields: bool) -> _Form:
             keys, values = (_form(one, null_fields) for one in (kind.keyType, kind.valueType))
             return _Form(_map_writer(keys, values))
         case T.StringType() | T.CharType() | T.VarcharType():
-            return _Form(lambda column: column, is_quoted=True, json=_json_of_strings)
+            return _Form(
+                lambda column: column, is_quoted=True, json=lambda column: _join('"', _escape(column), '"')
+            )
         case T.BinaryType():
             return _Form(lambda column: _each(base64.b64encode, column), is_quoted=True)
         case T.FloatType() | T.DoubleType():
@@ -203,10 +205,6 @@ _IN_ORDER = sorted(_ESCAPES, key=lambda letter: letter != ord("\\"))
 
 def quote_json(text: str) -> str:
     return f'"{text.translate(_ESCAPES)}"'
-
-
-def _json_of_strings(column: pa.Array) -> pa.Array:
-    return _join('"', _escape(column), '"')
 
 
 def _escape(column: pa.Array) -> pa.Array:

@@ -184,11 +184,6 @@ class TumblingEventTimeWindows(_EventTime, _Tumbling):
     offset_ms
         Where the first one after 1970 begins; smaller than the size, may be negative.
 
-    Raises
-    ------
-    ConfigError
-        A parameter is out of range.
-
     Examples
     --------
     >>> TumblingEventTimeWindows(60_000).assign_windows("value", 61_000, 0)
@@ -210,11 +205,6 @@ class SlidingEventTimeWindows(_EventTime, _Sliding):
     offset_ms
         Where the first one after 1970 begins; smaller than the slide, may be negative.
 
-    Raises
-    ------
-    ConfigError
-        A parameter is out of range.
-
     Examples
     --------
     >>> SlidingEventTimeWindows(10, 5).assign_windows("value", 12, 0)
@@ -227,13 +217,7 @@ class SlidingProcessingTimeWindows(_ProcessingTime, _Sliding):
 
 
 class EventTimeSessionWindows(_EventTime, _Session):
-    """Sessions by event time, which end when a key has no element for longer than `gap_ms`.
-
-    Raises
-    ------
-    ConfigError
-        The gap is not positive.
-    """
+    """Sessions by event time, which end when a key has no element for longer than `gap_ms`."""
 
 
 class ProcessingTimeSessionWindows(_ProcessingTime, _Session):
@@ -271,11 +255,6 @@ class CountSlidingWindowAssigner(GlobalWindows):
 
     The first fires when there are `size` elements. `KeyedStream.count_window(size, slide)` is Java's: it
     fires at each `slide` elements from the first on, with fewer than `size` at the beginning.
-
-    Raises
-    ------
-    ConfigError
-        One of them is not positive.
     """
 
     def __init__(self, size: int, slide: int) -> None:

@@ -71,13 +71,7 @@ class _BaseEvictor(Evictor):
 
 
 class CountEvictor(_BaseEvictor):
-    """An evictor that keeps the last `count` elements.
-
-    Raises
-    ------
-    ConfigError
-        The count is not positive.
-    """
+    """An evictor that keeps the last `count` elements."""
 
     def __init__(self, count: int, when: Evict = Evict.BEFORE) -> None:
         super().__init__(when)
@@ -91,11 +85,6 @@ class TimeEvictor(_BaseEvictor):
     """An evictor that keeps elements less than `keep_ms` older than the newest one, by event time.
 
     Elements without a timestamp all stay.
-
-    Raises
-    ------
-    ConfigError
-        The time is not positive.
     """
 
     def __init__(self, keep_ms: Duration, when: Evict = Evict.BEFORE) -> None:
@@ -119,11 +108,6 @@ class DeltaEvictor(_BaseEvictor):
         An element with this difference or more is removed.
     delta
         From an element and the last one to their difference.
-
-    Raises
-    ------
-    ConfigError
-        The threshold is no number.
     """
 
     def __init__(

@@ -50,11 +50,6 @@ class WindowSpec:
         retraction of an earlier result, whose window fires again or was merged into another one. None: no
         such field, and no retractions.
 
-    Raises
-    ------
-    ConfigError
-        An argument has a wrong type, the lateness is negative, or windows merge and the trigger cannot.
-
     Examples
     --------
     >>> from flinkish_spark.windows import TumblingEventTimeWindows
@@ -126,11 +121,6 @@ class ReduceWindow:
         From two elements to one of the same type: an object with `reduce`, or a callable. Associative.
     then
         Makes the result of the reduced value; None: the value is the result.
-
-    Raises
-    ------
-    ConfigError
-        One of them cannot be called; of all computations.
     """
 
     reduce: ReduceFunction | Callable[[Any, Any], Any]

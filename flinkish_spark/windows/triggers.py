@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -167,11 +168,6 @@ class NeverTrigger(_Calm):
         """Do nothing."""
 
 
-class _Sum:
-    def reduce(self, first: int, second: int) -> int:
-        return first + second
-
-
 class CountTrigger(_Calm):
     """A trigger that fires whenever a window has `count` more elements.
 
@@ -179,17 +175,12 @@ class CountTrigger(_Calm):
     ----------
     first
         Number of elements at the first firing; None: `count`.
-
-    Raises
-    ------
-    ConfigError
-        One of them is not positive.
     """
 
     def __init__(self, count: int, first: int | None = None) -> None:
         self._count = check_positive_count("count", count)
         self._first = None if first is None else check_positive_count("first", first)
-        self._seen = ReducingStateDescriptor("count", _Sum(), "LONG")
+        self._seen = ReducingStateDescriptor("count", operator.add, "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
         return (self._seen,)
@@ -354,11 +345,6 @@ class ContinuousEventTimeTrigger(_Continuous):
 
     A watermark that passes several multiples at once fires for each. An element that comes when the
     watermark is past the window fires at once.
-
-    Raises
-    ------
-    ConfigError
-        The interval is not positive.
     """
 
     clock = TimeDomain.EVENT_TIME
@@ -388,13 +374,7 @@ class ContinuousEventTimeTrigger(_Continuous):
 
 
 class ContinuousProcessingTimeTrigger(_Continuous):
-    """A trigger that fires when the processing time passes a multiple of `interval_ms` after an element.
-
-    Raises
-    ------
-    ConfigError
-        The interval is not positive.
-    """
+    """A trigger that fires when the processing time passes a multiple of `interval_ms` after an element."""
 
     clock = TimeDomain.PROCESSING_TIME
 

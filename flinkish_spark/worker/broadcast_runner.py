@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flinkish_spark.core.elements import Progress
 from flinkish_spark.functions.keyed import BroadcastProcessFunction
@@ -23,7 +22,6 @@ from flinkish_spark.state.operator_state import (
     OperatorListDescriptor,
     OperatorLists,
     OperatorListState,
-    OperatorValueMismatch,
     redistribute,
 )
 from flinkish_spark.transport.routing import Distribution
@@ -132,11 +130,11 @@ class ListStateRunner(_UnkeyedRunner):
         given.function.open(self._states)
 
     def restore(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
-        return redistribute(self._states.uid, self._states.descriptors, values, partitions)[partition]
+        return redistribute(self._states.uid, self._states.lists.descriptors, values, partitions)[partition]
 
     def begin(self, value: bytes | None, inputs: InputRows, progress: Progress) -> PartitionResult:
         def run(check: Check | None) -> OperatorOutput:
-            self._states.lists = OperatorLists(self._states.uid, self._states.descriptors, value)
+            self._states.lists.load(value)
             self._context.check = check
             elements = self.elements(inputs, Distribution.BY_CHANNEL)
             return self._context.process_sides(self._function.process_element, elements, progress)
@@ -148,51 +146,15 @@ class ListStateRunner(_UnkeyedRunner):
 class _Declaring(NoKeyedState):
     """Runtime context for `open`; the states that it returns show the items of the current partition."""
 
-    def __init__(self, uid: str, max_parallelism: int) -> None:
-        super().__init__(uid, max_parallelism)
-        self.descriptors: list[OperatorListDescriptor] = []
-        self.lists: OperatorLists
-
     refusal = (
         "operator '{uid}' asks for the state '{name}', but its stream has no key; call "
         'get_operator_list_state(OperatorListDescriptor("{name}", ...)), or put key_by() before it and use '
         "a keyed function"
     )
 
-    def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> _CurrentItems:
-        if descriptor.name in {one.name for one in self.descriptors}:
-            raise OperatorValueMismatch(f"the operator list state '{descriptor.name}' is declared twice")
-        self.descriptors.append(descriptor)
-        return _CurrentItems(self, descriptor)
+    def __init__(self, uid: str, max_parallelism: int) -> None:
+        super().__init__(uid, max_parallelism)
+        self.lists = OperatorLists(uid, (), None)
 
-
-class _CurrentItems:
-    """Operator list state of the current partition."""
-
-    def __init__(self, declaring: _Declaring, descriptor: OperatorListDescriptor) -> None:
-        self._declaring, self._descriptor = declaring, descriptor
-
-    @property
-    def _current(self) -> OperatorListState:
-        return self._declaring.lists.state(self._descriptor)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._current)
-
-    def __len__(self) -> int:
-        return len(self._current)
-
-    def get(self) -> list[Any]:
-        return self._current.get()
-
-    def add(self, item: Any) -> None:
-        self._current.add(item)
-
-    def add_all(self, items: Any) -> None:
-        self._current.add_all(items)
-
-    def update(self, items: Any) -> None:
-        self._current.update(items)
-
-    def clear(self) -> None:
-        self._current.clear()
+    def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
+        return self.lists.declare(descriptor)

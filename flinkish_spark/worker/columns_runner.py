@@ -21,19 +21,11 @@ from flinkish_spark.state.layered import KeyIndex
 from flinkish_spark.state.timers import BatchTimers
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BEHIND
+from flinkish_spark.types import to_arrow
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.rows import OutputError
 from flinkish_spark.types.schemas import PREFIX
-from flinkish_spark.types.to_arrow import (
-    REFUSALS,
-    ValueMismatch,
-    first_missing,
-    first_of,
-    first_refused,
-    first_valid,
-    strict_array,
-)
 from flinkish_spark.worker.runners import (
     GroupRunner,
     InputRows,
@@ -69,16 +61,16 @@ def _to_column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Arr
             values = series.tolist()
             for at in np.flatnonzero(is_null).tolist():
                 values[at] = None
-            return strict_array(values, kind)
+            return to_arrow.strict_array(values, kind)
         made = _from_pandas(series)
         # Integers with nulls are floats in pandas.
         is_gappy = kind is None and pa.types.is_floating(made.type) and made.null_count
         return made.cast(pa.int64()) if is_gappy else made
-    except ValueMismatch as error:
+    except to_arrow.ValueMismatch as error:
         wrong = next((at for at, value in enumerate(values) if value is error.value), None)
         raise OutputError(f"emitted a wrong value: field {name!r} of {error}", wrong) from error
-    except REFUSALS as error:
-        wrong = first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
+    except to_arrow.REFUSALS as error:
+        wrong = to_arrow.first_refused(len(series), lambda count: _from_pandas(series.iloc[:count]))
         value = f" of {series.iloc[wrong]!r:.200}" if wrong is not None else ""
         raise OutputError(f"emitted a wrong column: field {name!r}{value}: {error}", wrong) from error
 
@@ -96,7 +88,7 @@ def read_event_times(given: dict[str, pa.Array], name: str | None, count: int) -
         return milliseconds(column)
     if not pa.types.is_integer(column.type):
         says = f"emitted a wrong event time: {name!r} is {column.type}, not LONG or TIMESTAMP"
-        raise OutputError(says + first_of(column), first_valid(column))
+        raise OutputError(says + to_arrow.first_of(column), to_arrow.first_valid(column))
     return column.cast(pa.int64())
 
 
@@ -105,14 +97,14 @@ def cast_to_declared(field: T.StructField, column: pa.Array, kind: pa.DataType) 
     wrong = f"emitted a wrong column: field {field.name!r}"
     if not is_of_kind(column.type, kind):
         says = f"{wrong} has the type {column.type}, but the declared type is {kind}"
-        raise OutputError(says + first_of(column), first_valid(column))
-    missing = first_missing(field, column)
+        raise OutputError(says + to_arrow.first_of(column), to_arrow.first_valid(column))
+    missing = to_arrow.first_missing(field, column)
     if missing is not None:
         raise OutputError(f"emitted a wrong value: {missing}", missing.row)
     try:
         return exact_cast(column, kind)
     except pa.ArrowException as error:
-        at = first_refused(len(column), lambda count: exact_cast(column.slice(0, count), kind))
+        at = to_arrow.first_refused(len(column), lambda count: exact_cast(column.slice(0, count), kind))
         value = f" of {column[at].as_py()!r:.200}" if at is not None else ""
         raise OutputError(f"{wrong}{value}: {error}", at) from error
 
@@ -314,11 +306,9 @@ class _Calls:
                 f"emitted a {type(rows).__name__}; emit batches: pyarrow.RecordBatch or pandas.DataFrame"
             )
         given = dict(zip(rows.schema.names, rows.columns, strict=True))
-        timed = (
-            [read_event_times(given, self._function.event_time, rows.num_rows)]
-            if self.shape.with_times
-            else []
-        )
+        timed = []
+        if self.shape.with_times:
+            timed = [read_event_times(given, self._function.event_time, rows.num_rows)]
         if self._function.event_time not in names:
             given.pop(self._function.event_time or "", None)
         if set(given) != set(names):

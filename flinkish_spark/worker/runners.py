@@ -57,8 +57,7 @@ class InputShape:
         """Return the positions of the rows on one side of the watermark, in order."""
         if not self.is_behind_operator:
             return np.arange(0 if is_before else rows.num_rows)
-        found: Array = np.flatnonzero((rows.column(C.SEQUENCE).to_numpy() < BEHIND) == is_before)
-        return found
+        return np.flatnonzero((rows.column(C.SEQUENCE).to_numpy() < BEHIND) == is_before)
 
 
 @dataclass(frozen=True)

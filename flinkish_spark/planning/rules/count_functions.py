@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.planning.logical_plan import (
-    Counting,
-    LogicalPlan,
-    find_operators_below,
-    identify_counted,
-)
+from flinkish_spark.planning.logical_plan import Counting, LogicalPlan, find_operators_below, identify_counted
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedNode,

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flinkish_spark.planning.logical_plan import (
-    LogicalPlan,
-)
+from flinkish_spark.planning.logical_plan import LogicalPlan
 
 
 def mark_records(plan: LogicalPlan) -> LogicalPlan:

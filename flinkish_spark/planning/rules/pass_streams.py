@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flinkish_spark.planning.logical_plan import (
-    LineOperator,
-    LogicalPlan,
-)
+from flinkish_spark.planning.logical_plan import LineOperator, LogicalPlan
 from flinkish_spark.planning.rules.cut_chains import find_chain_operators
 from flinkish_spark.planning.stream_graph import (
     Base,

@@ -5,11 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flinkish_spark.planning.partitioning import Rescale, is_partitioning
-from flinkish_spark.planning.stream_graph import (
-    Step,
-    StreamGraph,
-    TransformNode,
-)
+from flinkish_spark.planning.stream_graph import Step, StreamGraph, TransformNode
 from flinkish_spark.protocol.job_graph import ChainingStrategy
 
 

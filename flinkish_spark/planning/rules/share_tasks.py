@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flinkish_spark.planning.logical_plan import (
-    LogicalPlan,
-    Reader,
-    TaskGroup,
-)
+from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.rules.cut_chains import find_chain
-from flinkish_spark.planning.stream_graph import (
-    KeyedNode,
-    find_operator,
-    find_operator_scans,
-    find_upstreams,
-)
+from flinkish_spark.planning.stream_graph import KeyedNode, find_operator, find_operator_scans, find_upstreams
 from flinkish_spark.protocol.plan_layout import Chain
 
 

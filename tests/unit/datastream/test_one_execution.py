@@ -179,7 +179,7 @@ def test_a_second_start_is_refused_before_there_is_a_session(
     builder = SimpleNamespace(appName=lambda name: SimpleNamespace(getOrCreate=no_session))
     sessions = SimpleNamespace(getActiveSession=lambda: None, builder=builder)
     monkeypatch.setattr("pyspark.sql.SparkSession", sessions)
-    monkeypatch.setattr(environment, "check_java", lambda: None)
+    monkeypatch.setattr(environment.session, "check_java", lambda: None)
     begin = StreamExecutionEnvironment.get_execution_environment
     for given in (None, builder):
         with pytest.raises(AssertionError, match="a JVM was started"):

@@ -228,7 +228,6 @@ MORE = {
     ("CEP.patterns", "comparator"): "Callable[[Any, Any], int]",
     ("PatternStream.select", "timed_out"): "Callable[[Any, int], Any]",
     ("PatternStream.flat_select", "timed_out"): "Callable[[Any, int], Iterable[Any]]",
-    ("KeyedRecords.flat_map", "function"): "FlatMapFunction | Callable[[Any], Iterable[Any]]",
     ("StreamExecutionEnvironment.observe", "observer"): "StepObserver",
     ("WatermarkStrategy.with_timestamp_assigner", "timestamps"): "Callable[[Any, int | None], int]",
 }
@@ -564,14 +563,6 @@ CALLS: dict[str, Call] = {
     ),
     "LookupJoin.__init__": call(lambda: LookupJoin, **JOIN, key_of=plain(1), table=usual("LookupTable")),
 }
-# What both kinds of streams have.
-for mixed, made in (
-    ("SingleRecords.process", "DataStream"),
-    ("Redistribution.partition_custom", "DataStream"),
-):
-    CALLS[mixed] = CALLS[f"{made}.{mixed.partition('.')[2]}"]
-for method in ("map", "flat_map", "filter", "key_by"):
-    CALLS[f"KeyedRecords.{method}"] = CALLS[f"KeyedStream.{method}"]
 for ordered in ("ordered_wait", "ordered_wait_with_retry", "ordered_wait_batch"):
     CALLS[f"AsyncDataStream.un{ordered}"] = CALLS[f"AsyncDataStream.{ordered}"]
 #: They take no function of a user's, and why.
