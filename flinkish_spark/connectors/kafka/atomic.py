@@ -25,9 +25,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.admission import StagingError, partitions_for_keys
+from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
-from flinkish_spark.connectors.kafka.client.producer import Ticket
+from flinkish_spark.connectors.kafka.client.faults import StagingError
+from flinkish_spark.connectors.kafka.client.session import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.shared_transaction import (
     SHARED_TASK,

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, make_unknown_topic_error
 from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
-from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation
+from flinkish_spark.connectors.kafka.client.client import WIRES, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchClient
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.reader import (
     FetchedBatches,

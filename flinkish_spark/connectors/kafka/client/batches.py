@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from flinkish_spark.connectors.kafka.client.client import Marker
+from flinkish_spark.connectors.kafka.client.fetch import Marker
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s
 

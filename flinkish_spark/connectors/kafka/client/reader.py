@@ -29,16 +29,13 @@ from flinkish_spark.connectors.kafka.client.batches import (
 from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     WIRES,
-    FetchClient,
     Isolation,
     KafkaWire,
-    Marker,
-    PendingFetch,
-    RawSlice,
     WirePool,
     describe_code,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchClient, Marker, PendingFetch, RawSlice
 from flinkish_spark.connectors.kafka.client.settings import DOUBT_MS, ReaderSettings
 from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import (

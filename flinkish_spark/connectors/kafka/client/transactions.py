@@ -27,19 +27,17 @@ from flinkish_spark.connectors.kafka.client.client import (
     END_TXN_VERSION,
     UNAUTHORIZED,
     UNSETTLED,
-    Batch,
     ConfirmationCounter,
     EndAction,
     Handle,
     Isolation,
     KafkaWire,
-    LogSlice,
-    Marker,
     TransactionView,
     WireClient,
     ask_until_settled,
     describe_code,
 )
+from flinkish_spark.connectors.kafka.client.fetch import Batch, LogSlice, Marker, fetch_headers
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.protocol.codec import StoredObject, read
@@ -163,7 +161,7 @@ class EvidenceReader:
         return finding
 
     def _fetch(self, place: Evidence, offset: int, isolation: Isolation, max_bytes: int) -> LogSlice:
-        seen = self._wire.fetch(place.topic, place.partition, offset, isolation, max_bytes)
+        seen = fetch_headers(self._wire, (place.topic, place.partition), offset, isolation, max_bytes)
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on topic {place.topic!r}, which is needed to tell "

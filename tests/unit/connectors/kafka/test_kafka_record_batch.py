@@ -40,7 +40,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     sequence_after,
     verify,
 )
-from flinkish_spark.connectors.kafka.client.client import Marker
+from flinkish_spark.connectors.kafka.client.fetch import Marker
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from tests.support.effort import seeds
 

@@ -24,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import Acks, OnRefusal, ProducerSettings, StagingSettings
-from flinkish_spark.connectors.kafka.source import letters_timeout_ms
+from flinkish_spark.connectors.kafka.input import letters_timeout_ms
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import Raw
 from flinkish_spark.types.ddl import parse_ddl
