@@ -449,17 +449,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {_as_key(key): _plain(item) for key, item in value.items()}
+        keys = (key if isinstance(key, str) else json.dumps(key) for key in map(_plain, value))
+        return {key: _plain(item) for key, item in zip(keys, value.values(), strict=True)}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-def _as_key(value: Any) -> str:
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 LOG = logging.getLogger(__name__)

@@ -382,7 +382,9 @@ class KafkaCommitter(Committer):
         try:
             if micro_batches:
                 self._mark(checkpoint)
-            alive = self._check_liveness(micro_batches)
+            data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
+            handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
+            alive = self._client.is_alive(handles) if handles else {}
         except BrokerUnavailableError as unanswered:
             return [CommitAnswer(Outcome.RETRY, str(unanswered))]
         answers: list[CommitAnswer] = []
@@ -407,11 +409,6 @@ class KafkaCommitter(Committer):
             self._context.require_ours(found, checkpoint)
         if found != ours:
             self._marks.leave(ours)
-
-    def _check_liveness(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
-        data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
-        handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
-        return self._client.is_alive(handles) if handles else {}
 
     def _commit_micro_batch(
         self, checkpoint: CheckpointId, micro_batch: MicroBatch, alive: Mapping[KafkaCommittable, Liveness]

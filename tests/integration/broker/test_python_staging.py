@@ -33,8 +33,8 @@ from kafka.partitioner.default import murmur2
 
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.batches import Codec
 from flinkish_spark.connectors.kafka.client.client import WIRES
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.faults import StagingError
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction

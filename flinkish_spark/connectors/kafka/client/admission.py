@@ -222,7 +222,8 @@ class Admission:
             about[_TIME] = str(int(records.timestamps_ms[index]))
         if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
-        return [(name, _truncate(text)) for name, text in about.items()]
+        heads = ((name, text.encode()[:_DEAD_LETTER_BYTES]) for name, text in about.items())
+        return [(name, head.decode(errors="ignore").encode()) for name, head in heads]
 
     def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
         keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
@@ -241,8 +242,8 @@ class Admission:
             checks[Reason.NO_KEY] = records.keys.is_null().to_numpy(zero_copy_only=False)
         if settings.partitions is not None and records.partitions is not None:
             is_named = records.partitions.is_valid().to_numpy(zero_copy_only=False)
-            named = records.partitions.fill_null(0).to_numpy()
-            checks[Reason.NO_SUCH_PARTITION] = is_named & ((named < 0) | (named >= self._partitions(topic)))
+            named, count = records.partitions.fill_null(0).to_numpy(), settings.partitions.get(topic, 0)
+            checks[Reason.NO_SUCH_PARTITION] = is_named & ((named < 0) | (named >= count))
         if settings.topics is not None and topic not in settings.topics:
             checks[Reason.UNDECLARED_TOPIC] = np.ones(len(records), np.bool_)
         if records.misfits is not None and records.misfits.null_count < len(records):
@@ -266,14 +267,10 @@ class Admission:
             if reason is Reason.OVERSIZE:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
             if policy is OnRefusal.DEAD_LETTER and name is not None:
+                about = self._make_letter_headers(reason, sentence, topic, records, index)
                 # A record that is itself a dead letter has these headers already.
-                about = (
-                    []
-                    if topic == name
-                    else self._make_letter_headers(reason, sentence, topic, records, index)
-                )
-                is_cut = reason is Reason.OVERSIZE
-                letter = self._make_letter(records, index, about, sizes[index], is_cut)
+                about = [] if topic == name else about
+                letter = self._make_letter(records, index, about, sizes[index], reason is Reason.OVERSIZE)
                 by_topic.setdefault(name, []).append(letter)
             elif policy is OnRefusal.DROP:
                 dropped += 1
@@ -281,17 +278,10 @@ class Admission:
                 raise make_bad_record_error(sentence, topic)
         made = []
         for name, letters in by_topic.items():
-            keys, values, headers, times = zip(*letters, strict=True)
-            columns = (
-                pa.array(keys, pa.binary()),
-                pa.array(values, pa.binary()),
-                pa.array(headers, HEADERS_TYPE),
-            )
-            made.append((name, OutgoingRecords.of(*columns, None, None, np.array(times, np.int64))))
+            kinds = (pa.binary(), pa.binary(), HEADERS_TYPE, pa.int64())
+            *columns, times = map(pa.array, zip(*letters, strict=True), kinds)
+            made.append((name, OutgoingRecords.of(*columns, None, None, times.to_numpy())))
         return AdmissionResult(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
-
-    def _partitions(self, topic: str) -> int:
-        return (self._settings.partitions or {}).get(topic, 0)
 
     def _describe(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
         match reason:
@@ -301,7 +291,8 @@ class Admission:
                 return f"a record names the topic {topic}, which the sink does not declare"
             case Reason.NO_SUCH_PARTITION:
                 named = records.partitions[index].as_py()
-                return describe_unknown_partition(topic, named, self._partitions(topic))
+                count = (self._settings.partitions or {}).get(topic, 0)
+                return describe_unknown_partition(topic, named, count)
             case Reason.BAD_TIMESTAMP:
                 at_ms = int(records.timestamps_ms[index])
                 where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
@@ -340,10 +331,6 @@ class Admission:
                 headers = [*about, (_LEFT_OUT, str(len(own)).encode()), *self._common]
         entries = [{"key": name, "value": content} for name, content in headers]
         return key, value, entries, self._clock.wall_ms()
-
-
-def _truncate(text: str) -> bytes:
-    return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
 
 
 def prepend_headers(common: CommonHeaders, headers: Column) -> Any:

@@ -9,9 +9,7 @@ from typing import TypeVar
 import kafka.errors as kafka_errors
 
 from flinkish_spark.connectors.kafka.client import faults
-from flinkish_spark.connectors.kafka.client.batches import (
-    TRANSACTIONAL_BIT,
-)
+from flinkish_spark.connectors.kafka.client.batches import TRANSACTIONAL_BIT
 from flinkish_spark.connectors.kafka.client.client import (
     ConfirmationCounter,
     EndAction,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flinkish_spark.connectors.kafka.client.batches import Codec
 from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Isolation
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.fetch import FetchLimits
 from flinkish_spark.core.errors import ConfigError
