@@ -233,8 +233,7 @@ class DateTimeBuckets(BucketAssigner):
         from pyspark.sql import functions as F
 
         if self.column is None:
-            now = datetime.fromtimestamp(now_ms / 1000, ZoneInfo(self.zone))
-            return {self.name: F.lit(now.strftime(self._strptime()))}
+            return {self.name: F.lit(self._format(now_ms))}
         # Spark formats in the session's zone, in which some wall clock times of other zones do not exist. So
         # the time is converted to a timestamp without zone, and the pattern is filled from its text.
         column = F.col(quote_name(self.column))
@@ -272,6 +271,9 @@ class DateTimeBuckets(BucketAssigner):
         if found is None:
             raise ValueError(f"{value!r} is no time like {self.pattern}")
         return {letters: int(digits) for letters, digits in found.groupdict().items()}
+
+    def _format(self, now_ms: int) -> str:
+        return datetime.fromtimestamp(now_ms / 1000, ZoneInfo(self.zone)).strftime(self._strptime())
 
     def _strptime(self) -> str:
         return _LETTER_RUNS.sub(lambda match: _LETTERS[match[0]], self.pattern)

@@ -171,12 +171,8 @@ class TaskFiles:
         count = len(self._settings.folders)
         folders = [records.column(f"{FOLDER}{at}") for at in range(count)]
         rows = records.select(range(CONTROL_WIDTH, records.num_columns - count))
-        if (texts := self._settings.texts) is not None:
-            # By slices, since an Arrow column of texts has a limit that a batch of rows may exceed.
-            step = max(1, rows.num_rows * _TEXTS_BYTES // max(1, rows.nbytes))
-            slices = (rows.slice(at, step) for at in range(0, rows.num_rows, step))
-            lines = pa.concat_arrays([texts.of(one).cast(pa.large_binary()) for one in slices])
-            rows = pa.record_batch([lines], [RECORD])
+        if self._settings.texts is not None:
+            rows = pa.record_batch([_texts(self._settings.texts, rows)], [RECORD])
         for start, end in _runs(records.num_rows, folders):
             values = (one[start].as_py() for one in folders)
             pairs = zip(self._settings.folders, values, strict=True)
@@ -229,6 +225,13 @@ class TaskFiles:
         for name in self._names:
             with suppress(OSError):
                 os.unlink(os.path.join(self._folder, name))
+
+
+def _texts(texts: LineTexts, rows: pa.RecordBatch) -> pa.Array:
+    # By slices, since an Arrow column of texts has a limit that a batch of rows may exceed.
+    count = max(1, rows.num_rows * _TEXTS_BYTES // max(1, rows.nbytes))
+    slices = (rows.slice(at, count) for at in range(0, rows.num_rows, count))
+    return pa.concat_arrays([texts.of(one).cast(pa.large_binary()) for one in slices])
 
 
 def _runs(rows: int, folders: list[pa.Array]) -> Iterator[tuple[int, int]]:

@@ -279,8 +279,8 @@ class Admission:
         made = []
         for name, letters in by_topic.items():
             kinds = (pa.binary(), pa.binary(), HEADERS_TYPE, pa.int64())
-            *columns, times = map(pa.array, zip(*letters, strict=True), kinds)
-            made.append((name, OutgoingRecords.of(*columns, None, None, times.to_numpy())))
+            keys, values, headers, times = map(pa.array, zip(*letters, strict=True), kinds)
+            made.append((name, OutgoingRecords.of(keys, values, headers, None, None, times.to_numpy())))
         return AdmissionResult(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
 
     def _describe(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
