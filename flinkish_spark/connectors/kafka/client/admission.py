@@ -338,18 +338,16 @@ def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     counts = headers.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-    entry = HEADERS_TYPE.value_type
+    entry, rows = HEADERS_TYPE.value_type, np.arange(len(headers))
     ahead = pa.array([{"key": name, "value": content} for name, content in common], entry)
-    entries = pa.concat_arrays([ahead, headers.flatten().cast(entry)])
-    ends = np.cumsum(counts + len(common))
-    begins = ends - counts - len(common)
-    places = np.arange(int(ends[-1]) if len(ends) else 0)
-    within = places - np.repeat(begins, counts + len(common))
-    # Where a row's entries begin among those of all rows, after the common ones.
-    firsts = np.repeat(np.cumsum(counts) - counts, counts + len(common))
-    chosen = np.where(within < len(common), within, within + firsts)
-    offsets = np.concatenate((np.zeros(1, np.int64), ends)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), entries.take(pa.array(chosen)), type=HEADERS_TYPE)
+    tiled = ahead.take(pa.array(np.tile(np.arange(len(common)), len(headers))))
+    entries = pa.concat_arrays([tiled, headers.flatten().cast(entry)])
+    # A stable sort by row: the common entries come first in each.
+    order = np.argsort(np.concatenate([np.repeat(rows, len(common)), np.repeat(rows, counts)]), kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(counts + len(common))])
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), entries.take(pa.array(order)), type=HEADERS_TYPE
+    )
 
 
 UInt32s = npt.NDArray[np.uint32]

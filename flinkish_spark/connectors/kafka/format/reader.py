@@ -37,10 +37,11 @@ from flinkish_spark.connectors.kafka.chaining.upstream import (
     SharedPlan,
     describe_status,
 )
-from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, GroupCommit, KafkaAdmin
+from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, BarrierScanner, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
+from flinkish_spark.connectors.kafka.offsets import store_offsets
 from flinkish_spark.connectors.rates import TokenBucket
 from flinkish_spark.connectors.splits import ask_once
 from flinkish_spark.core.clock import Clock, SystemClock
@@ -191,16 +192,12 @@ class GroupOffsets:
         try:
             if self._admin is None:
                 self._admin = KafkaAdmin(self._options.connection, timeout_ms=_TIMEOUT_MS)
-            answer = self._admin.commit_offsets(group, offsets)
+            store_offsets(self._admin, group, offsets)
         except FlinkishError as error:
             LOG.warning("the offsets of group '%s' are stored later: %s", group, error)
             self._not_before = time.monotonic() + _BACK_OFF_S
-            return
-        if answer is GroupCommit.ACTIVE_MEMBERS:
-            LOG.warning("the group '%s' has active members, so its offsets cannot be stored", group)
-            self._not_before = time.monotonic() + _BACK_OFF_S
-            return
-        self._committed = dict(offsets)
+        else:
+            self._committed = dict(offsets)
 
 
 #: The control offset of a plain query, and of a job before its driver has written one.
