@@ -41,7 +41,6 @@ from flinkish_spark.contracts.sink import (
 )
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
-    USER_FUNCTION_MARKER,
     BadRecordError,
     ConfigError,
     CorruptObjectError,
@@ -601,9 +600,8 @@ def translate_failures(sink: TwoPhaseCommitSink, uid: str, method: str) -> Itera
         # Imported here since it imports pandas, which a successful task does not need.
         from flinkish_spark.worker.keyed_operator import OperatorError
 
-        facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
-        facts["what"] = f"{method}() of the sink '{uid}'"
-        raise OperatorError(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
+        what, said = f"{method}() of the sink '{uid}'", f"{type(error).__name__}: {error}"
+        raise OperatorError.from_facts(uid=uid, error=said, what=what) from error
 
 
 def to_bad_record_error(uid: str, reason: str) -> BadRecordError:

@@ -27,6 +27,7 @@ from crc32c import crc32c
 
 from flinkish_spark.connectors.kafka.client.codecs import Codec, compress, decompress
 from flinkish_spark.connectors.kafka.client.fetch import Marker
+from flinkish_spark.connectors.varints import read_varint
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s
 
@@ -462,25 +463,13 @@ def _walk(data: bytes, position: int, records: int, starts: array[int]) -> int:
         if length > 0x7F:
             second = data[position]
             if second > 0x7F:
-                length, position = _varint(data, position - 1)
+                length, position = read_varint(data, position - 1, _INT_BYTES)
             else:
                 length += (second - 1) << 7
                 position += 1
         # A negative length is odd here. It moves forward like any other, and is detected later.
         position += length >> 1
     return position
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the zigzag-encoded varint of at most 32 bits at `position`, and its end."""
-    number = 0
-    for shift in range(0, 7 * _INT_BYTES, 7):
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-    raise IndexError("a length is longer than 32 bits")
 
 
 def _columns(data: bytes, first: Spans, second: Spans) -> tuple[Any, Any]:

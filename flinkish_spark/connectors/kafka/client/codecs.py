@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from flinkish_spark.connectors.varints import read_varint
 from flinkish_spark.core.errors import EnvironmentFault
 
 #: Block sizes of the Java client, in uncompressed bytes.
@@ -106,14 +107,10 @@ def _xerial_blocks(data: memoryview) -> Iterator[bytes]:
 
 def _snappy_block(block: memoryview) -> bytes:
     """Decompress a block, which starts with its uncompressed size as a varint of 32 bits."""
-    size = shift = 0
-    for byte in block[:5]:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    else:
-        raise ValueError("a block's size ends early")
+    try:
+        size, _ = read_varint(block, 0, most_bytes=5)
+    except IndexError:
+        raise ValueError("a block's size ends early") from None
     if size > _SNAPPY_MOST * len(block):
         raise ValueError(f"a block of {len(block)} bytes claims to hold {size}")
     return bytes(pa.Codec("snappy").decompress(block, decompressed_size=size, asbytes=True))
