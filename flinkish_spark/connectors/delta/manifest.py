@@ -30,6 +30,7 @@ from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.validation import hold_plain_values
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.durations import PathText
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.types.arrow_types import arrow_type
@@ -102,9 +103,7 @@ class _DeltaManifestWriter(ManifestWriter):
         version, mark = int(record.checkpoint), self._context.timeline.mark_of(record.checkpoint)
         table = self._tables.open(self._path)
         if table is not None and find_last_version(table, self._app_id) >= 0:
-            for found in self.newest_marks():
-                if why := self._context.timeline.why_not_ours(found, record.checkpoint):
-                    raise another_timeline("the manifest", found, record.checkpoint, why)
+            self._require_ours(record.checkpoint)
             if find_last_version(table, self._app_id) >= version:
                 return self._finish(Outcome.ALREADY_COMMITTED, version)
         info = None if table is None else info_of(table)
@@ -135,6 +134,12 @@ class _DeltaManifestWriter(ManifestWriter):
     def newest_marks(self) -> Sequence[Mark]:
         mark = self._tables.newest_mark(self._path, self._app_id)
         return () if mark is None else (mark,)
+
+    def _require_ours(self, checkpoint: CheckpointId) -> None:
+        for mark in self.newest_marks():
+            why = self._context.timeline.why_not_ours(mark, checkpoint)
+            if why:
+                raise another_timeline("the manifest", mark, checkpoint, why)
 
     def _row(self, record: ManifestRecord) -> pa.RecordBatch:
         context, stored = self._context, record.to_json()
