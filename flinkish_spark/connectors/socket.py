@@ -435,8 +435,14 @@ class SocketTextSource(SplitSource):
     def latest(self, split: str, start: int, limit: int | None) -> int:
         """Return the end of the log; connect if no process is connected."""
         log = SocketLogReader(self.job_folder)
-        if log.ends_at() is None:
-            self._connect()
+        # Another process may be receiving already.
+        if (
+            log.ends_at() is None
+            and self._connection is None
+            and (writer := SocketLogWriter.take(self.job_folder))
+        ):
+            self._connection = Connection(self.peer, writer)
+            self._connection.start()
         end = log.advance(start, limit)
         # Raised only when all lines received before the failure were read.
         if end == start and self._connection is not None and self._connection.failure is not None:
@@ -447,14 +453,6 @@ class SocketTextSource(SplitSource):
     def has_ends(self) -> bool:
         """Return False: nobody can tell what the peer is about to send."""
         return False
-
-    def _connect(self) -> None:
-        """Start receiving, unless this or another process does already."""
-        if self._connection is None:
-            writer = SocketLogWriter.take(self.job_folder)
-            if writer is not None:
-                self._connection = Connection(self.peer, writer)
-                self._connection.start()
 
     def end(self, split: str) -> int | None:
         """Return where the lines end; None while more may come."""

@@ -41,7 +41,6 @@ from flinkish_spark.contracts.sink import (
 )
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
-    USER_FUNCTION_MARKER,
     BadRecordError,
     ConfigError,
     CorruptObjectError,
@@ -449,17 +448,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, decimal.Decimal):
         return str(value)
     if isinstance(value, Mapping):
-        return {_as_key(key): _plain(item) for key, item in value.items()}
+        keys = (key if isinstance(key, str) else json.dumps(key) for key in map(_plain, value))
+        return {key: _plain(item) for key, item in zip(keys, value.values(), strict=True)}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return str(value)
-
-
-def _as_key(value: Any) -> str:
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain)
 
 
 LOG = logging.getLogger(__name__)
@@ -605,9 +600,8 @@ def translate_failures(sink: TwoPhaseCommitSink, uid: str, method: str) -> Itera
         # Imported here since it imports pandas, which a successful task does not need.
         from flinkish_spark.worker.keyed_operator import OperatorError
 
-        facts = {"uid": uid, "error": f"{type(error).__name__}: {error}"}
-        facts["what"] = f"{method}() of the sink '{uid}'"
-        raise OperatorError(f"{USER_FUNCTION_MARKER} {json.dumps(facts)}") from error
+        what, said = f"{method}() of the sink '{uid}'", f"{type(error).__name__}: {error}"
+        raise OperatorError.from_facts(uid=uid, error=said, what=what) from error
 
 
 def to_bad_record_error(uid: str, reason: str) -> BadRecordError:

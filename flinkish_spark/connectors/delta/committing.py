@@ -245,18 +245,16 @@ def newest_per_key(rows: pa.Table, mode: Upsert) -> pa.Table:
     rows = rows.take(places)
     names = [f"k{at}" for at in range(len(mode.keys))]
     place = pa.array(range(rows.num_rows), pa.int64())
-    own = [_as_key(rows.column(key)) for key in mode.keys]
+    own = []
+    for column in map(rows.column, mode.keys):
+        if pa.types.is_floating(column.type):
+            # Values that are equal in SQL must have the same bytes.
+            nan, zero = (pa.scalar(value, column.type) for value in (float("nan"), 0.0))
+            column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
+        own.append(column)
     table = pa.table([*own, place], names=[*names, _PLACE])
     last = table.group_by(names, use_threads=False).aggregate([(_PLACE, "max")]).column(f"{_PLACE}_max")
     return rows.take(last)
-
-
-def _as_key(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return values in which those that are equal in SQL have the same bytes."""
-    if not pa.types.is_floating(column.type):
-        return column
-    nan = pa.scalar(float("nan"), column.type)
-    return pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, column.type)))
 
 
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:
@@ -385,14 +383,14 @@ class DeltaCommitter(Committer):
         path, deleted = self._sink.path, 0
         names = {str(c.payload.get("folder", "")).rpartition("/")[2] for c in kept}
         below = f"{FOLDER}/{self._app_id}"
-        found = self._commits.folders(path, below)
+        found = self._commits.files(path).folders(below)
         # This order matters: a block that is leased after the listing has no folder in it.
         leased = running_blocks()
         for name in found:
             staged = StagedId.parse(name)
             if staged is None or name in names or not staged.is_leftover(self._context.owner_epoch, leased):
                 continue
-            self._commits.delete(path, f"{below}/{name}")
+            self._commits.files(path).delete(f"{below}/{name}")
             deleted += 1
         return deleted
 

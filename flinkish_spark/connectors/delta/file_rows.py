@@ -72,11 +72,10 @@ class FileRows:
         """Return a listed file with bitmaps of deleted rows in place of versions: tasks read no vectors."""
         # The log has a vector of this file: if it is not found, this fails, so no deleted row comes back.
         deleted = {
-            name: _pack(
-                _slice_bits(file, find_deleted_rows(self.table, self.metadata.id, int(version))[file.path])
-            )
+            name: base64.b64encode(zlib.compress(_slice_bits(file, bits[file.path]).tobytes(), 1)).decode()
             for name in (THERE_IN, GONE_IN)
             if (version := file.partition.get(name)) is not None
+            for bits in [find_deleted_rows(self.table, self.metadata.id, int(version))]
         }
         return replace(file, partition={**file.partition, **deleted}) if deleted else file
 
@@ -144,10 +143,6 @@ def _slice_bits(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.
     byte, bit = divmod(file.part.first, 8)
     end = bit + file.rows
     return np.packbits(np.unpackbits(bits[byte : byte + -(-end // 8)], count=end)[bit:])
-
-
-def _pack(bits: npt.NDArray[np.uint8]) -> str:
-    return base64.b64encode(zlib.compress(bits.tobytes(), 1)).decode()
 
 
 def _select_rows(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:

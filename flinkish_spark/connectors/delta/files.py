@@ -107,7 +107,9 @@ class TableFiles:
         """Return the names of files that do not exist with the given size."""
         if not sizes:
             return []
-        found = self._system().get_file_info([self._name(name) for name in sizes])
+        # A file's name within the table; a file elsewhere keeps its own.
+        root = f"{self.path.rstrip('/')}/"
+        found = self._system().get_file_info([name.removeprefix(root) for name in sizes])
         return [
             name
             for (name, size), info in zip(sizes.items(), found, strict=True)
@@ -144,10 +146,6 @@ class TableFiles:
         if not info.is_file:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.path}/{name}")
         return StoreStat(info.size, info.mtime_ns)
-
-    def _name(self, path: str) -> str:
-        """Return a file's name within the table; a file elsewhere keeps its own."""
-        return path.removeprefix(f"{self.path.rstrip('/')}/")
 
     def _system(self) -> Any:
         from pyarrow import fs

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 
 from flinkish_spark.connectors.delta.files import TablePath
 from flinkish_spark.connectors.delta.table import TableInfo
+from flinkish_spark.connectors.delta.tables import LOG, metadata_of
 from flinkish_spark.connectors.files.source import naming
 from flinkish_spark.core.errors import ConfigError, InputLostError
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
-_LOG = "_delta_log"
 #: Reader features that this package knows; the last one has no effect on rows.
 _KNOWN_FEATURES = frozenset(
     {
@@ -123,9 +123,7 @@ class DeltaSnapshot:
             found = DeltaTable(str(table), version, storage_options=options)
         protocol, said = found.protocol(), found.metadata()
         _check_protocol(table, protocol.min_reader_version, protocol.reader_features or ())
-        names = ("id", "schemaString", "partitionColumns", "configuration")
-        values = (said.id, found.schema().to_json(), said.partition_columns, said.configuration)
-        metadata = metadata_in(table, dict(zip(names, values, strict=True)))
+        metadata = metadata_in(table, {**metadata_of(found), "id": said.id})
         return cls(table, found.version(), metadata, found)
 
     def files(self) -> list[TableFile]:
@@ -186,7 +184,7 @@ def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
     """Translate errors of deltalake into errors that name the table."""
     from deltalake.exceptions import DeltaError
 
-    log = table / _LOG
+    log = table / LOG
     if isinstance(log, Path) and not (log.is_dir() and os.listdir(log)):
         raise ConfigError(
             f"{what} cannot be read",
@@ -307,7 +305,7 @@ def _file_of(table: TablePath, kind: str, action: Mapping[str, Any]) -> TableFil
 
 
 def commit_path(table: TablePath, version: int) -> TablePath:
-    return table / _LOG / f"{version:020d}.json"
+    return table / LOG / f"{version:020d}.json"
 
 
 def check_partitions(table: TablePath, columns: Collection[str], files: Iterable[TableFile]) -> None:

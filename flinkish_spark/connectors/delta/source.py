@@ -25,8 +25,8 @@ from flinkish_spark.connectors.delta.table import TableInfo, physical_name, rena
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.connectors.splits import ask_once
 from flinkish_spark.core.errors import ConfigError, InputLostError
-from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.validation import (
     instance_of,
     raise_config_errors,
@@ -35,7 +35,6 @@ from flinkish_spark.core.validation import (
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.limits import (
     UNLIMITED,
     Limit,
@@ -372,12 +371,12 @@ class DeltaSource(_TableFileSource):
         """Return the version that is read whole; None if only changes are read. Fixed at the first look."""
         if self._starting is not None:
             return None
-        objects = SealedObjects(store := self.job_store.open(), self.job_store.url)
-        if objects.optional(_BEGINNING, _KIND, dict) is None:
+
+        def ask() -> dict[str, int]:
             newest = DeltaSnapshot.read(self._table).version
-            first = newest if self._ending is None else min(newest, self._ending)
-            store.create_if_absent(_BEGINNING, seal(_KIND, {"version": first}))
-        return int(objects.read(_BEGINNING, _KIND, dict)["version"])
+            return {"version": newest if self._ending is None else min(newest, self._ending)}
+
+        return int(ask_once(self.job_store, _BEGINNING, _KIND, ask)["version"])
 
     def _files_in(self, commit: DeltaCommit) -> list[FoundFile]:
         if commit.metadata is not None:

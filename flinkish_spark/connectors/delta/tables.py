@@ -211,7 +211,11 @@ class DeltaTables:
         names = [
             n for n in rows.column_names if n in list_stored_names(mode, rows.column_names) and n != DELETED
         ]
-        same = " AND ".join(_match_key(rows.schema.field(key)) for key in mode.keys)
+        same = []
+        for key in map(rows.schema.field, mode.keys):
+            # In SQL 0.0 and -0.0 are equal, and NaN is equal to itself.
+            more = " + 0.0" if pa.types.is_floating(key.type) else ""
+            same.append(f"t.{_quote(key.name)}{more} = s.{_quote(key.name)}{more}")
         newer = ""
         if mode.sequence_by in names and info.has_column(str(mode.sequence_by)):
             at = _quote(str(mode.sequence_by))
@@ -223,7 +227,7 @@ class DeltaTables:
             (
                 table.merge(
                     source,
-                    same,
+                    " AND ".join(same),
                     source_alias="s",
                     target_alias="t",
                     commit_properties=_properties(marker, _NO_RETRY),
@@ -250,12 +254,6 @@ class DeltaTables:
                 why=str(error),
                 what_to_do="check the disk; the job makes the commit durable when it starts again",
             ) from error
-
-    def folders(self, path: str, folder: str) -> list[str]:
-        return self.files(path).folders(folder)
-
-    def delete(self, path: str, folder: str) -> None:
-        self.files(path).delete(folder)
 
     def missing_at(self, path: str, version: int) -> list[str]:
         """Return missing files of an older version that the newest version no longer has."""
@@ -471,13 +469,6 @@ def _properties(
 def _quote(name: str) -> str:
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
-
-
-def _match_key(key: pa.Field) -> str:
-    name = _quote(key.name)
-    # In SQL 0.0 and -0.0 are equal, and NaN is equal to itself.
-    more = " + 0.0" if pa.types.is_floating(key.type) else ""
-    return f"t.{name}{more} = s.{name}{more}"
 
 
 @contextmanager

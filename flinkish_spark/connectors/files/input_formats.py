@@ -315,9 +315,12 @@ class CsvFiles(InputFormat):
         given, block_bytes = 0, _CSV_BLOCK_BYTES
         while True:
             try:
-                for batch in _skip_rows(given, self._batches(path, schema, block_bytes)):
-                    yield batch
-                    given += batch.num_rows
+                read = 0
+                for batch in self._batches(path, schema, block_bytes):
+                    read += batch.num_rows
+                    if read > given:
+                        yield batch.slice(given - read + batch.num_rows)
+                        given = read
                 return
             except pa.ArrowInvalid as error:
                 # Only here it shows that a row is longer than a block.
@@ -458,14 +461,6 @@ def _cast(texts: pa.Array, field: pa.Field) -> pa.Array:
             except pa.ArrowInvalid:
                 bad = middle
         raise _BadValue(good, field, f"has {texts[good].as_py()!r:.200}: {error}") from None
-
-
-def _skip_rows(given: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        left = batch.slice(given)
-        given -= batch.num_rows - left.num_rows
-        if left.num_rows:
-            yield left
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ from flinkish_spark.connectors.files.output_formats import (
 from flinkish_spark.connectors.formats.csv import ReadAsNull, lines_of_files
 from flinkish_spark.connectors.partition_values import folder_of
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.connectors.varints import write_varint
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
@@ -439,11 +440,7 @@ class _AvroFile(_File):
 
 
 def _avro_long(value: int) -> bytes:
-    left, said = value << 1, bytearray()
-    while left > 0x7F:
-        said.append(left & 0x7F | 0x80)
-        left >>= 7
-    return bytes([*said, left])
+    return write_varint(value << 1)
 
 
 def _deflate(data: bytes) -> bytes:

@@ -37,6 +37,7 @@ from flinkish_spark.connectors.formats.reader import (
     schema_id_of,
 )
 from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
+from flinkish_spark.connectors.varints import read_varint, write_varint
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
@@ -288,14 +289,7 @@ def path_bytes(path: Sequence[int]) -> bytes:
     """Return the encoded index path of a message, which follows the schema id."""
     if tuple(path) == (0,):
         return b"\0"
-    made = bytearray()
-    for number in (len(path), *path):
-        left = number << 1
-        while left > 0x7F:
-            made.append(left & 0x7F | 0x80)
-            left >>= 7
-        made.append(left)
-    return bytes(made)
+    return b"".join(write_varint(number << 1) for number in (len(path), *path))
 
 
 def path_in(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
@@ -313,14 +307,11 @@ def path_in(data: bytes, start: int) -> tuple[tuple[int, ...], int]:
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
-    found = shift = 0
-    while at < len(data) and shift < 64:
-        found |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return (found >> 1) ^ -(found & 1), at
-        shift += 7
-    raise CodecError("the indexes of its Protobuf message cannot be read")
+    try:
+        found, end = read_varint(data, at, most_bytes=10)
+    except IndexError:
+        raise CodecError("the indexes of its Protobuf message cannot be read") from None
+    return (found >> 1) ^ -(found & 1), end
 
 
 def fields_of(message: Any, path: str = "", within: tuple[str, ...] = ()) -> T.StructType:

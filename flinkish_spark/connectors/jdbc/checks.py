@@ -55,7 +55,6 @@ class TableCheck:
                 )
         if settings.mode is WriteMode.UPSERT:
             self._check_key(session)
-            self._check_key_is_exact(session)
         return tuple(columns.values())
 
     def _check_column(self, field: T.StructField, columns: dict[str, ColumnInfo]) -> None:
@@ -93,23 +92,20 @@ class TableCheck:
                 what_to_do="keep one unique index, the key's",
                 uid=self._context.uid,
             )
-
-    def _check_key_is_exact(self, session: Session) -> None:
-        """Refuse a table to which two different keys are equal: a row would replace another key's row."""
-        settings, schema = self._settings, self._context.schema
-        key = [schema[name] for name in settings.key]
-        for part in key:
-            if isinstance(part.dataType, T.StringType) and not part.dataType.isUTF8BinaryCollation():
-                raise self._inexact(f"the collation {part.dataType.collation} of the field '{part.name}'")
-        why = settings.dialect.why_keys_fold(session, settings.table_name, key)
-        if why:
-            raise self._inexact(why)
-
-    def _inexact(self, why: str) -> SchemaError:
-        return SchemaError(
-            f"{self._where} upserts by {', '.join(self._settings.key)}, and {self._settings.table_name} "
-            "takes some different keys for equal",
-            why=why,
-            what_to_do=_EXACT_KEYS,
-            uid=self._context.uid,
+        # A table to which two different keys are equal would replace another key's row.
+        key = [self._context.schema[name] for name in settings.key]
+        texts = [(one.name, one.dataType) for one in key if isinstance(one.dataType, T.StringType)]
+        folding = (
+            f"the collation {kind.collation} of the field '{name}'"
+            for name, kind in texts
+            if not kind.isUTF8BinaryCollation()
         )
+        why = next(folding, "") or settings.dialect.why_keys_fold(session, settings.table_name, key)
+        if why:
+            raise SchemaError(
+                f"{self._where} upserts by {', '.join(settings.key)}, and {settings.table_name} takes some "
+                "different keys for equal",
+                why=why,
+                what_to_do=_EXACT_KEYS,
+                uid=self._context.uid,
+            )

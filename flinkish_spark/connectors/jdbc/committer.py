@@ -140,8 +140,11 @@ class CheckpointWrite:
         error = self._try(self._lasts(rows, last))
         if error is not None and last and self._dialect.is_taken(error):
             error = self._try(
-                self._yield_after_delete(rows, last) if self._writes_all else self._yield_all(rows)
+                self._yield_after_delete(rows, last) if self._writes_all else self._parts(rows, {})
             )
+            if error is None and not self._writes_all:
+                # Earlier records of refused keys were written, too.
+                self._refused_keys.clear()
         return error is None
 
     def _try(self, parts: Iterator[Sequence[Change]]) -> Exception | None:
@@ -171,11 +174,6 @@ class CheckpointWrite:
             raise _EarlierRecordCounts
         self._begin_again()
         yield from self._lasts(rows, last)
-
-    def _yield_all(self, rows: BufferedRows) -> Iterator[Sequence[Change]]:
-        yield from self._parts(rows, {})
-        # Earlier records of refused keys were written too.
-        self._refused_keys.clear()
 
     def _lasts(self, rows: BufferedRows, last: Mapping[Params, int]) -> Iterator[Sequence[Change]]:
         for changes in self._parts(rows, last):

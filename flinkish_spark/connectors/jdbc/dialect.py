@@ -240,11 +240,9 @@ class Dialect(ABC):
                 what_to_do="use another name",
             )
         quote = self._quote
-        return quote + self._escape(identifier).replace(quote, quote * 2) + quote
-
-    def _escape(self, text: str) -> str:
-        """Escape text, so that the driver sees no parameter in it."""
-        return text.replace("%", "%%") if self.marker == "%s" else text
+        # The driver must see no parameter in it.
+        text = identifier.replace("%", "%%") if self.marker == "%s" else identifier
+        return quote + text.replace(quote, quote * 2) + quote
 
     def table(self, name: TableName) -> str:
         return ".".join(self.quote(part) for part in name.parts)

@@ -345,7 +345,8 @@ class MySql(Dialect):
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         if pa.types.is_floating(arrow_type):
-            return _number
+            no_number = UnfitValue("MySQL has no NaN and no infinity")
+            return lambda value: value if math.isfinite(value) else no_number
         if pa.types.is_timestamp(arrow_type) and arrow_type.tz is not None:
             return lambda value: value.replace(tzinfo=None)
         return None
@@ -368,7 +369,3 @@ def _parts(rows: Sequence[Params], most_letters: int) -> Iterator[list[Params]]:
 
 def _letters(row: Params) -> int:
     return sum(len(value) for value in row if isinstance(value, str | bytes))
-
-
-def _number(value: float) -> float | UnfitValue:
-    return value if math.isfinite(value) else UnfitValue("MySQL has no NaN and no infinity")

@@ -233,13 +233,9 @@ class JdbcSettings:
             elif isinstance(self.on_refused, DeadLetterTable) and name == self.on_refused.name:
                 self.on_refused.create(session, self.dialect)
             elif self.creates_table:
-                session.run(self._create_statement(schema))
-
-    def _create_statement(self, schema: T.StructType) -> str:
-        columns = []
-        for one in schema.fields:
-            if one.name != self.deletes_by:
-                is_key = one.name in self.key
-                type_ = self.dialect.type_for(one.dataType, in_key=is_key)
-                columns.append((one.name, type_ + (" NOT NULL" if is_key else "")))
-        return self.dialect.create_table(self.table_name, columns, self.key)
+                columns = []
+                for one in (field for field in schema.fields if field.name != self.deletes_by):
+                    is_key = one.name in self.key
+                    kind = self.dialect.type_for(one.dataType, in_key=is_key)
+                    columns.append((one.name, kind + (" NOT NULL" if is_key else "")))
+                session.run(self.dialect.create_table(self.table_name, columns, self.key))

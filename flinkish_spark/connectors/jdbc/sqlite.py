@@ -149,21 +149,14 @@ class Sqlite(Dialect):
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         if pa.types.is_floating(arrow_type):
-            return _number
+            no_number = UnfitValue("SQLite would store NaN as NULL")
+            return lambda value: no_number if math.isnan(value) else value
         if pa.types.is_decimal(arrow_type):
             return lambda value: format(value, "f")
         if pa.types.is_timestamp(arrow_type):
-            return _time
+            # Sorts as text: always with microseconds, and in UTC if it is an instant.
+            return lambda value: value.isoformat(sep=" ", timespec="microseconds")
         return dt.date.isoformat if pa.types.is_date(arrow_type) else None
-
-
-def _number(value: float) -> float | UnfitValue:
-    return UnfitValue("SQLite would store NaN as NULL") if math.isnan(value) else value
-
-
-def _time(value: dt.datetime) -> str:
-    # Sorts as text: always with microseconds, and in UTC if it is an instant.
-    return value.isoformat(sep=" ", timespec="microseconds")
 
 
 def _affinity(declared: str) -> str:

@@ -25,9 +25,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.admission import StagingError, partitions_for_keys
+from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
-from flinkish_spark.connectors.kafka.client.producer import Ticket
+from flinkish_spark.connectors.kafka.client.faults import StagingError
+from flinkish_spark.connectors.kafka.client.session import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.shared_transaction import (
     SHARED_TASK,
@@ -188,7 +189,12 @@ class AtomicWriter(SinkWriter):
             self._open = transaction
         else:
             self._commit_inputs(transaction, wire, request, checkpoint)
-        return StageResult(tasks, tuple(self._committables(transaction, found)))
+        handles = [KafkaCommittable.from_json(r["committable"]) for r in found if r["committable"]]
+        if not handles:
+            return StageResult(tasks, ())
+        whole = replace(handles[0], records=sum(handle.records for handle in handles))
+        staged = KafkaSinkCommittable(whole, next_sequences=transaction.next_sequences)
+        return StageResult(tasks, (staged.to_payload(),))
 
     def _write(self, transaction: SharedTransaction, request: StageRequest) -> Sequence[Mapping[str, Any]]:
         """Run the tasks; return their reports after checking that no other attempt has written."""
@@ -203,7 +209,11 @@ class AtomicWriter(SinkWriter):
         found = self._tasks.write_shared(
             request, owners.assign, transaction.partitions, transaction.transactional_id, producer
         )
-        outcomes = [_outcome(report) for report in found]
+        outcomes = []
+        for report in found:
+            written = {(str(topic), int(at)): int(count) for topic, at, count in report["written"]}
+            ticket = Ticket(*report["ticket"]) if report.get("ticket") is not None else None
+            outcomes.append(TaskOutcome(int(report["partition"]), written, ticket))
         given: dict[str, Ticket | None] = dict.fromkeys(names)
         given.update((make_ticket_name(prefix, one.task), one.ticket) for one in outcomes)
         # This order matters: an attempt that takes its ticket after this sees the written records and stops.
@@ -229,23 +239,6 @@ class AtomicWriter(SinkWriter):
             forward = {place: at for place, at in one.offsets.items() if at > known.get(place, -1)}
             if forward:
                 transaction.commit_offsets(one.group, forward, note)
-
-    def _committables(
-        self, transaction: SharedTransaction, found: Sequence[Mapping[str, Any]]
-    ) -> list[Mapping[str, Any]]:
-        handles = [KafkaCommittable.from_json(r["committable"]) for r in found if r["committable"]]
-        if not handles:
-            return []
-        handle = replace(handles[0], records=sum(handle.records for handle in handles))
-        return [KafkaSinkCommittable(handle, next_sequences=transaction.next_sequences).to_payload()]
-
-
-def _outcome(report: Mapping[str, Any]) -> TaskOutcome:
-    written = {(str(topic), int(partition)): int(count) for topic, partition, count in report["written"]}
-    ticket = report.get("ticket")
-    return TaskOutcome(
-        int(report["partition"]), written, None if ticket is None else Ticket(*map(int, ticket))
-    )
 
 
 def _servers(text: str) -> frozenset[str]:

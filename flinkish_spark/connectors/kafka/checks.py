@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
-from kafka.admin import ConfigResource, ConfigResourceType
-
 from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
-from flinkish_spark.connectors.kafka.client.client import KafkaWire, poll_until_confirmed
+from flinkish_spark.connectors.kafka.client.client import poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.clock import SystemClock
-from flinkish_spark.core.errors import AuthorizationError, ConfigError, InputLostError
+from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 
@@ -94,7 +91,6 @@ class TopicRetention:
 
     @classmethod
     def of(cls, settings: Mapping[str, str]) -> TopicRetention:
-        """Parse a topic's settings; raise KeyError if one of them is missing."""
         retention_ms = int(settings[_RETENTION])
         policies = frozenset(filter(None, (one.strip() for one in settings[_POLICY].split(","))))
         return cls(policies, None if retention_ms < 0 else retention_ms, int(settings[_LAG]))
@@ -151,25 +147,13 @@ def read_topic_retention(
     connection: KafkaConnection, topics: Sequence[str]
 ) -> dict[str, TopicRetention | None]:
     """Read the retention of topics; None for a topic whose settings this principal may not read."""
-    resources = [
-        ConfigResource(ConfigResourceType.TOPIC, topic, dict.fromkeys(_SETTINGS)) for topic in topics
-    ]
-
-    wire = KafkaWire(connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
-    try:
-        found = wire.call(
-            "read the topics' settings", lambda admin: admin.describe_configs(resources, config_filter="all")
-        ).get("topic", {})
-    except AuthorizationError:
-        found = {}
-    finally:
-        wire.close()
-    keeping: dict[str, TopicRetention | None] = dict.fromkeys(topics)
-    for topic in topics:
-        # A setting may be hidden or null.
-        with suppress(KeyError, ValueError):
-            keeping[topic] = TopicRetention.of({name: str(found[topic][name]["value"]) for name in _SETTINGS})
-    return keeping
+    with KafkaAdmin(connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
+        found = admin.topic_settings(topics, _SETTINGS)
+    # A setting may be hidden or null.
+    return {
+        topic: TopicRetention.of(known) if len(known := found.get(topic, {})) == len(_SETTINGS) else None
+        for topic in topics
+    }
 
 
 #: Name of the column with a record's headers.

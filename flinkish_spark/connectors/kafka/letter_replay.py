@@ -29,8 +29,9 @@ from flinkish_spark.connectors.kafka.client.admission import (
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import Isolation, KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.producer import ABORT_BOUND_MS, Outbox, TransactionSession
+from flinkish_spark.connectors.kafka.client.producer import ABORT_BOUND_MS, Outbox
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
+from flinkish_spark.connectors.kafka.client.session import TransactionSession
 from flinkish_spark.connectors.kafka.client.settings import ProducerSettings, ReaderSettings, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import abort_own
 from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, UserError

@@ -415,7 +415,11 @@ class GroupPatience:
 
 
 def store_offsets(
-    admin: KafkaAdmin, group: str, offsets: Mapping[Place, int], direction: OffsetDirection, note: str
+    admin: KafkaAdmin,
+    group: str,
+    offsets: Mapping[Place, int],
+    direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
+    note: str = "",
 ) -> None:
     """Set the offsets of a group; repeating it is harmless."""
     try:

@@ -168,12 +168,12 @@ class RecordEncoder:
             data = _null_where(is_retraction, data)
             of_value = None if of_value is None else _null_where(is_retraction, of_value)
             kinds = pa.array([one.value for one in RowKind], pa.string())
-            no_kind = _make_reasons(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
+            no_kind = make_reasons(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
             is_bytes = isinstance(self.key.form, Raw | String)
             misfits = [
                 no_kind,
                 key.misfit,
-                _make_reasons(key.data.is_null(), "it has no key") if is_bytes else None,
+                make_reasons(key.data.is_null(), "it has no key") if is_bytes else None,
             ]
         topics = records.column(self.topic_column).cast(pa.string()) if self.topic_column else None
         made = {TOPIC: pa.nulls(records.num_rows, pa.string()) if topics is None else topics}
@@ -247,7 +247,7 @@ def _to_header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
     if not len(nameless):
         return lists, None
     is_nameless = np.isin(np.arange(len(column)), nameless)
-    return lists, _make_reasons(pa.array(is_nameless), "a header of it has no name")
+    return lists, make_reasons(pa.array(is_nameless), "a header of it has no name")
 
 
 def _find_rows(column: pa.Array) -> tuple[np.ndarray[Any, Any], int, int]:
@@ -273,7 +273,7 @@ def _make_lists(
     return pa.ListArray.from_arrays(offsets, entries, type=kind, mask=mask)
 
 
-def _make_reasons(condition: pa.Array, reason: str) -> pa.Array:
+def make_reasons(condition: pa.Array, reason: str) -> pa.Array:
     return pc.if_else(condition, reason, pa.scalar(None, pa.string()))
 
 

@@ -24,6 +24,7 @@ from flinkish_spark.connectors.formats.decoding import (
     read_part,
 )
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
+from flinkish_spark.connectors.kafka.record_encoder import make_reasons
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import (
     ROW_KIND,
@@ -331,9 +332,9 @@ class RecordParts:
             found.append(rows)
             reasons.append(of_part)
             if part is self.key and self.tombstones is OnTombstone.DELETE:
-                reasons.append(_make_reasons(records.column("key").is_null(), "the record has no key"))
+                reasons.append(make_reasons(records.column("key").is_null(), "the record has no key"))
         if self.tombstones is OnTombstone.REFUSE:
-            reasons.append(_make_reasons(records.column("value").is_null(), "the record has no value"))
+            reasons.append(make_reasons(records.column("value").is_null(), "the record has no value"))
         return found, pc.coalesce(*reasons)
 
     def columns(self, records: pa.RecordBatch, found: list[pa.Array]) -> list[pa.Array]:
@@ -349,10 +350,6 @@ class RecordParts:
             deleted, updated = RowKind.DELETE.value, RowKind.UPDATE_AFTER.value
             made[ROW_KIND] = pc.if_else(is_tombstone, deleted, updated)
         return [made[name] for name in self.fields.names]
-
-
-def _make_reasons(mask: pa.BooleanArray, reason: str) -> pa.Array:
-    return pc.if_else(mask, reason, pa.scalar(None, pa.string()))
 
 
 def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:

@@ -22,9 +22,10 @@ from flinkish_spark.connectors.kafka.client.admin import (
     warn_of_old_times,
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
-from flinkish_spark.connectors.kafka.client.batches import require_codec
-from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
+from flinkish_spark.connectors.kafka.client.client import KafkaWire
+from flinkish_spark.connectors.kafka.client.codecs import require_codec
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
+from flinkish_spark.connectors.kafka.client.produce import ProduceClient
 from flinkish_spark.connectors.kafka.client.settings import (
     DeliveryGuarantee,
     ProducerSettings,

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 
-from flinkish_spark.connectors.formats.decoding import REASON, schema_facts
 from flinkish_spark.connectors.kafka.chaining.alignment import from_json, to_json
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
-    HEADERS_TYPE,
-    check_topic_retention,
     find_missing_input,
     find_replaced_topic,
     raise_if_confirmed,
@@ -29,20 +24,16 @@ from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
     OffsetDirection,
-    TopicPattern,
-    check_dead_letter_topics,
-    make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-from flinkish_spark.connectors.kafka.client.marks import find_newest_mark
-from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS, DeliveryGuarantee
+from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
 from flinkish_spark.connectors.kafka.format import options as names
 from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
+from flinkish_spark.connectors.kafka.input import KafkaInput
 from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, to_reader_options
 from flinkish_spark.connectors.kafka.offsets import (
-    GroupPatience,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
@@ -50,29 +41,24 @@ from flinkish_spark.connectors.kafka.offsets import (
     check_ending,
     check_starting_offsets,
     select_partitions,
-    store_offsets,
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
-from flinkish_spark.connectors.kafka.records import Decoding, make_decoding
-from flinkish_spark.connectors.kafka.sink import KafkaSink
-from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
+from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.dataset import Dataset
-from flinkish_spark.contracts.sink import GroupOffsets, Sink
-from flinkish_spark.contracts.source import Extent, JobPlace, SideOutput, Source, SourceStart
+from flinkish_spark.contracts.sink import GroupOffsets
+from flinkish_spark.contracts.source import Extent, JobPlace, SourceStart
 from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import ConfigError, GraphError, JobDirError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Format, OnTombstone, Raw, check_format
+from flinkish_spark.core.formats import Format, OnTombstone, Raw, check_format
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, raise_config_errors, values_by_name
 from flinkish_spark.protocol.choices import closest
-from flinkish_spark.protocol.ids import JobUuid, Place
+from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.limits import UNLIMITED, NoLimit, check_whole
 from flinkish_spark.protocol.plan_layout import Position, offsets_in
-from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.channels import channel_of, check_distinct_channels
 
@@ -120,181 +106,6 @@ def to_subscription_options(wanted: TopicSelection) -> dict[str, str]:
 SKIP = {names.BARRIER_RECORDS: "skip"}
 
 
-class KafkaInput(Source):
-    """Common part of the Kafka sources: checks of topics, dead letters, group offsets."""
-
-    wanted: TopicSelection
-    connection: KafkaConnection
-    group_id: str
-    #: How records are decoded; None if they are not.
-    decoding: Decoding | None
-
-    def datasets(self) -> tuple[Dataset, ...]:
-        """Return the topics by name; those of a pattern are not known before the source is read."""
-        return Dataset.from_topics(self.connection.servers, self.wanted.topics)
-
-    @property
-    def drops_records(self) -> bool:
-        return self.decoding is not None and self.decoding.drops_records
-
-    @property
-    def letters(self) -> str:
-        """The dead-letter topic; empty for none."""
-        return "" if self.decoding is None else self.decoding.letter_topic
-
-    @property
-    def has_side_outputs(self) -> bool:
-        return bool(self.letters)
-
-    def side_uids(self, uid: str) -> tuple[str, ...]:
-        return (f"{uid}{_OF_LETTERS}",) if self.letters else ()
-
-    def side_outputs(
-        self, spark: SparkSession, uid: str, place: JobPlace, peers: Sequence[Sink]
-    ) -> tuple[SideOutput, ...]:
-        """Return the dead-letter stream: a second scan that keeps only unreadable records."""
-        if self.decoding is None or not self.letters:
-            return ()
-        raw = self.scan_with_headers(spark, place)
-        bad = self.decoding.deserializer(uid, place, self.wanted.topics).bad(raw)
-        return (make_letter_output(bad, self.decoding.policy, uid, self.connection, peers),)
-
-    @abstractmethod
-    def scan_with_headers(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        """Return a scan of the raw records with their headers."""
-
-    @cached_property
-    def _admin(self) -> KafkaAdmin:
-        return KafkaAdmin(self.connection)
-
-    def topics_now(self) -> Sequence[str]:
-        """Return the named topics, or those that match the pattern now. Callable from any thread."""
-        if not self.wanted.pattern:
-            return self.wanted.topics
-        # A connection belongs to one thread, so each call opens its own.
-        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            return sorted(admin.find_matching_topics(TopicPattern(self.wanted.pattern)))
-
-    def topics_at(self, position: LoggedOffsets | None) -> Sequence[str]:
-        """Return :meth:`topics_now`; for a pattern, also topics of `position` that may be deleted."""
-        if not self.wanted.pattern or position is None:
-            return self.topics_now()
-        return sorted({*self.topics_now(), *self.wanted.filter_topics(position.topics())})
-
-    def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
-        """Check that the brokers answer and that the topics exist and can be read."""
-        super().preflight(spark, job_dir, uid)
-        letters, who = self.letters, f"source '{uid}'"
-        if letters and self.wanted.filter_topics([letters]):
-            raise GraphError(
-                f"source '{uid}' has its own topic as dead-letter topic",
-                what_to_do="name another topic" + (", which does not match" if self.wanted.pattern else ""),
-            )
-        asked = [*self.wanted.topics, *filter(None, [letters])]
-        with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            found = admin.topics(asked)
-            missing = [topic for topic in asked if topic not in found]
-            if missing:
-                raise make_unknown_topic_error(missing[0], self.connection.servers, of=who)
-            check_dead_letter_topics(found, [letters], who)
-            counts = {name: one.partitions for name, one in found.items()}
-            select_partitions(counts, self.wanted.partitions, "the source's partitions")
-            self.check_end(admin)
-
-    def check_end(self, admin: KafkaAdmin) -> None:
-        """Refuse ending offsets that do not fit the partitions, if they are known before the start."""
-
-    def check_retention(self, uid: str, needed_ms: int) -> None:
-        check_topic_retention(self.connection, self.topics_now(), uid, needed_ms)
-
-    def check_position(self, job_dir: JobDir, uid: str, position: LoggedOffsets | None) -> None:
-        """Check that Kafka still has the topics and records that the job has to read."""
-        admin, topics = self._admin, self.topics_at(position)
-        raise_if_confirmed(
-            lambda: (
-                find_replaced_topic(admin, topics, job_dir, uid, position)
-                or find_missing_input(admin, topics, uid, position)
-            )
-        )
-
-    def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
-        """Return the topic ids and schemas that the job recorded at its first start."""
-        names = [*(f"topic-{uid}-{topic}" for topic in self.topics_now()), *schema_facts(uid)]
-        facts = {name: job_dir.find_fact(name) for name in names}
-        return {name: fact for name, fact in facts.items() if fact is not None}
-
-    @cached_property
-    def _group_patience(self) -> GroupPatience:
-        return GroupPatience()
-
-    def store_offsets(
-        self,
-        offsets: Mapping[Place, int],
-        note: str = "",
-        direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
-    ) -> bool:
-        """Store the group's offsets with a note; return True if they were stored."""
-        return bool(self.group_id) and self._group_patience.try_store(
-            self.group_id, lambda: store_offsets(self._admin, self.group_id, offsets, direction, note)
-        )
-
-    def newest_marks(self, job: JobUuid) -> Sequence[Mark]:
-        notes = self._admin.find_committed_notes(self.group_id).values() if self.group_id else ()
-        mark = find_newest_mark(notes, job)
-        return () if mark is None else (mark,)
-
-
-def make_letter_output(
-    bad: DataFrame, policy: BadRecordPolicy, uid: str, connection: KafkaConnection, peers: Sequence[Sink]
-) -> SideOutput:
-    # The second scan has logged offsets of its own. Every record is good in one scan or bad in the other, in
-    # whichever micro-batch each scan reads it, so that each record comes out once.
-    assert isinstance(policy, DeadLetter)
-    sink = KafkaSink(
-        connection.servers,
-        policy.topic,
-        key="key",
-        value=Raw("value"),
-        transaction_timeout_ms=letters_timeout_ms(policy, peers),
-        # A record fits any topic with the same limits; if the limit is lower, its head is kept.
-        on_bad_record=DeadLetter(policy.topic),
-        options=connection.options,
-        producer={"max.request.size": str(_MOST_LETTER_BYTES)},
-        headers=HEADERS,
-    )
-    letters = bad.select("key", "value", _make_letter_headers(uid).alias(HEADERS), C.CHANNEL, C.SEQUENCE)
-    return SideOutput(f"{uid}{_OF_LETTERS}", letters, sink)
-
-
-def letters_timeout_ms(policy: DeadLetter, peers: Sequence[Sink]) -> int:
-    """Return the transaction timeout of letters: the policy's, or else the shortest of the job's sinks."""
-    exact = [
-        one.transaction_timeout_ms
-        for one in peers
-        if isinstance(one, KafkaSink) and one.delivery is DeliveryGuarantee.EXACTLY_ONCE
-    ]
-    return policy.transaction_timeout_ms or min(exact, default=DEFAULT_TRANSACTION_TIMEOUT_MS)
-
-
-def _make_letter_headers(uid: str) -> Column:
-    # A negative timestamp means that the record has none.
-    time_ms = F.unix_millis("timestamp")
-    ours = {
-        "flinkish-error": F.lit("unreadable"),
-        "flinkish-source": F.lit(uid),
-        "flinkish-topic": F.col("topic"),
-        "flinkish-partition": F.col("partition").cast("string"),
-        "flinkish-offset": F.col("offset").cast("string"),
-        "flinkish-timestamp": F.when(time_ms >= 0, time_ms.cast("string")),
-        "flinkish-detail": F.col(REASON),
-    }
-    entries = [
-        F.struct(F.lit(name).alias("key"), text.cast("binary").alias("value")) for name, text in ours.items()
-    ]
-    told = F.filter(F.array(*entries), lambda one: one["value"].isNotNull())
-    return F.concat(F.coalesce(F.col(HEADERS), F.array().cast(HEADERS_TYPE)), told)
-
-
 def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
     """Refuse a chained source that is not the only source of its job; called by the planner."""
     if upstream is not None and place.job_dir is not None:
@@ -333,9 +144,6 @@ def make_upstream_options(upstream: UpstreamJob | None, start: SourceStart | Non
 
 #: Spark's number for the earliest offset.
 _EARLIEST = -2
-_MOST_LETTER_BYTES = 32 * 1024 * 1024
-#: Suffix of the uid of a source's dead-letter stream.
-_OF_LETTERS = "-dead-letter"
 _OPTIONS_TO_DO = 'give options by name: {"name": "value"}; or leave it out'
 
 

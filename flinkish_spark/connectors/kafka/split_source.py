@@ -20,6 +20,7 @@ from flinkish_spark.connectors.kafka.client.client import poll_until_confirmed
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
+from flinkish_spark.connectors.kafka.input import KafkaInput
 from flinkish_spark.connectors.kafka.metadata import (
     LEADER_EPOCH,
     check_metadata,
@@ -39,7 +40,6 @@ from flinkish_spark.connectors.kafka.offsets import (
     find_offsets_by_time,
 )
 from flinkish_spark.connectors.kafka.records import make_decoding
-from flinkish_spark.connectors.kafka.source import KafkaInput
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, ask_once, find_scan_positions
 from flinkish_spark.contracts.source import JobPlace

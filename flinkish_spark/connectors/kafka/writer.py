@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,6 +47,7 @@ from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
+from flinkish_spark.protocol.codec import read, whole
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
@@ -136,6 +137,7 @@ class StageRows:
 #: Task number in the transactional id of barrier records; no Spark partition has a number this high.
 BARRIER_TASK = 999_999_999
 _BARRIER, _SEQUENCES = "barrier_of", "next_sequences"
+_Sequences: Any = Mapping[str, tuple[Annotated[int, whole(0)], ...]] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class KafkaSinkCommittable:
         barrier_of, sequences = fields.pop(_BARRIER, None), fields.pop(_SEQUENCES, None)
         try:
             checkpoint = None if barrier_of is None else CheckpointId(barrier_of)
-            known = None if sequences is None else _parse_sequences(sequences)
+            known = read(_Sequences, sequences)
         except ValueError as wrong:
             raise CorruptObjectError("a stored Kafka committable cannot be read", why=str(wrong)) from wrong
         return cls(KafkaCommittable.from_json(fields), checkpoint, known)
@@ -174,13 +176,6 @@ class KafkaSinkCommittable:
     @property
     def transaction(self) -> tuple[str, int, int]:
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
-
-
-def _parse_sequences(stored: Any) -> dict[str, tuple[int, ...]]:
-    for known in stored.values() if isinstance(stored, Mapping) else [None]:
-        if not isinstance(known, list) or any(type(one) is not int or one < 0 for one in known):
-            raise ValueError(f"{_SEQUENCES} is {stored!r}")
-    return {str(topic): tuple(known) for topic, known in stored.items()}
 
 
 def find_checkpoint(tasks: Iterable[TaskAck]) -> CheckpointId | None:
@@ -382,7 +377,9 @@ class KafkaCommitter(Committer):
         try:
             if micro_batches:
                 self._mark(checkpoint)
-            alive = self._check_liveness(micro_batches)
+            data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
+            handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
+            alive = self._client.is_alive(handles) if handles else {}
         except BrokerUnavailableError as unanswered:
             return [CommitAnswer(Outcome.RETRY, str(unanswered))]
         answers: list[CommitAnswer] = []
@@ -407,11 +404,6 @@ class KafkaCommitter(Committer):
             self._context.require_ours(found, checkpoint)
         if found != ours:
             self._marks.leave(ours)
-
-    def _check_liveness(self, micro_batches: Sequence[MicroBatch]) -> Mapping[KafkaCommittable, Liveness]:
-        data = [[one.handle for one in batch if one.barrier_of is None] for batch in micro_batches]
-        handles = [handle for of_one in data if len(of_one) > 1 for handle in of_one]
-        return self._client.is_alive(handles) if handles else {}
 
     def _commit_micro_batch(
         self, checkpoint: CheckpointId, micro_batch: MicroBatch, alive: Mapping[KafkaCommittable, Liveness]

@@ -112,16 +112,16 @@ class _Asked:
     """Which brokers were sent a Fetch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from flinkish_spark.connectors.kafka.client import client
+        from flinkish_spark.connectors.kafka.client import fetch
 
         self.nodes: list[int] = []
-        fetched = client._send_fetch
+        fetched = fetch._send_fetch
 
         async def noted(admin: Any, node: int, *more: Any) -> Any:
             self.nodes.append(node)
             return await fetched(admin, node, *more)
 
-        monkeypatch.setattr(client, "_send_fetch", noted)
+        monkeypatch.setattr(fetch, "_send_fetch", noted)
 
 
 def read_all(cluster: BrokerCluster, topic: str, count: int, rack: str) -> list[bytes]:

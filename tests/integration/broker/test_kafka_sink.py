@@ -602,7 +602,7 @@ def test_letters_of_which_a_topic_would_keep_some_are_refused(
 
 def test_a_codec_that_pyarrow_lacks(rig: Rig, topic: Topics, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(is_available=lambda _name: False)
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.client.batches.pa", SimpleNamespace(Codec=fake))
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.client.codecs.pa", SimpleNamespace(Codec=fake))
     sink = rig.sink(topic(), producer={"compression.type": "zstd"})
     with pytest.raises(EnvironmentFault, match="cannot compress with zstd"):
         sink.preflight(rig.spark, rig.context())

@@ -33,10 +33,10 @@ from kafka.partitioner.default import murmur2
 
 from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.admission import StagingError
-from flinkish_spark.connectors.kafka.client.batches import Codec
 from flinkish_spark.connectors.kafka.client.client import WIRES
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.faults import StagingError
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.settings import (
     OnRefusal,

@@ -28,8 +28,9 @@ from kafka.admin import (
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicPattern, list_places
-from flinkish_spark.connectors.kafka.client.client import FetchClient, FetchLimits, Isolation, WirePool
+from flinkish_spark.connectors.kafka.client.client import Isolation, WirePool
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchClient, FetchLimits
 from flinkish_spark.connectors.kafka.client.reader import OffsetRange, RangeReader, record_schema
 from flinkish_spark.connectors.kafka.client.settings import ReaderSettings
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, InputLostError

@@ -13,9 +13,10 @@ from flinkish_spark.connectors.kafka import letter_replay
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.admission import OutgoingRecords
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
-from flinkish_spark.connectors.kafka.client.client import KafkaWire, ProduceClient
+from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.producer import TransactionSession
+from flinkish_spark.connectors.kafka.client.produce import ProduceClient
+from flinkish_spark.connectors.kafka.client.session import TransactionSession
 from tests.support.cli_rig import flinkish, said
 from tests.support.jobs import read_committed
 

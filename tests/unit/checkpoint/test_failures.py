@@ -37,7 +37,7 @@ from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.job.inputs import DroppedRecords
 from flinkish_spark.protocol.process_loss import JobProcess
 
-ADMISSION = "flinkish_spark.connectors.kafka.client.admission"
+FAULTS = "flinkish_spark.connectors.kafka.client.faults"
 TASK = "org.apache.spark.api.python.PythonException: Traceback (most recent call last):"
 PLACE = '{"topic":"orders","partition":3,"offset":17}'
 
@@ -72,12 +72,12 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UserFunctionError, True),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
         (
-            f"{TASK}\n{ADMISSION}.StagingError: no such topic.",
+            f"{TASK}\n{FAULTS}.StagingError: no such topic.",
             QueryError,
             True,
         ),
         (
-            f"{TASK}\n{ADMISSION}.StagingOutageError: no broker.",
+            f"{TASK}\n{FAULTS}.StagingOutageError: no broker.",
             Outage,
             True,
         ),

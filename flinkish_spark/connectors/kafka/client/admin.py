@@ -10,7 +10,7 @@ import itertools
 import logging
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,17 +144,6 @@ def _literal_prefix(pattern: str) -> str:
 _MOST_OFFSETS_BYTES, _OFFSET_BYTES = 500_000, 150
 
 
-def _split_into_requests(
-    group: str, entries: Mapping[TopicPartition, OffsetAndMetadata]
-) -> Iterator[Mapping[TopicPartition, OffsetAndMetadata]]:
-    """Split offsets into requests that are small enough for a broker to store."""
-    left = iter(entries.items())
-    own = max((len(place.topic) + len(entry.metadata) for place, entry in entries.items()), default=0)
-    count = max(1, _MOST_OFFSETS_BYTES // (_OFFSET_BYTES + 3 * (own + len(group))))
-    while some := dict(itertools.islice(left, count)):
-        yield some
-
-
 class KafkaAdmin(WireClient):
     """Reads metadata of topics, and reads and stores group offsets."""
 
@@ -165,8 +154,7 @@ class KafkaAdmin(WireClient):
         """Return the existing ones of the topics `names`; none is created."""
         rows = self._describe(names)
         wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
-        asked = [row["name"] for row in rows]
-        settings = self._settings(ConfigResourceType.TOPIC, asked, wanted) if asked else {}
+        settings = self.topic_settings([row["name"] for row in rows], wanted)
         found = {}
         for row in rows:
             own, topic_id = settings.get(row["name"], {}), str(row.get("topic_id") or "")
@@ -179,6 +167,10 @@ class KafkaAdmin(WireClient):
                 _keeps_ms(own),
             )
         return found
+
+    def topic_settings(self, names: Sequence[str], wanted: Sequence[str]) -> _Settings:
+        """Return settings of topics, without those that are hidden from this principal."""
+        return self._settings(ConfigResourceType.TOPIC, names, wanted) if names else {}
 
     def partition_counts(self, names: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of the existing ones of the topics; none is created."""
@@ -283,9 +275,12 @@ class KafkaAdmin(WireClient):
         entries = {
             TopicPartition(*place): OffsetAndMetadata(offset, note, -1) for place, offset in changed.items()
         }
+        own = max(len(topic) for topic, _ in changed) + len(note) + len(group)
+        count = max(1, _MOST_OFFSETS_BYTES // (_OFFSET_BYTES + 3 * own))
 
         def alter(admin: Any) -> GroupCommit:
-            for some in _split_into_requests(group, entries):
+            left = iter(entries.items())
+            while some := dict(itertools.islice(left, count)):
                 for place, error in admin.alter_group_offsets(group, some).items():
                     if error in _ACTIVE_MEMBERS:
                         return GroupCommit.ACTIVE_MEMBERS

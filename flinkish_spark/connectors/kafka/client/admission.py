@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import enum
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import kafka.errors as kafka_errors
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -25,151 +24,16 @@ from flinkish_spark.connectors.kafka.client.batches import (
     lengths,
     record_sizes,
 )
-from flinkish_spark.connectors.kafka.client.client import TopicLayout, describe_code
+from flinkish_spark.connectors.kafka.client.faults import (
+    describe_unknown_partition,
+    make_bad_record_error,
+    make_no_topic_error,
+)
+from flinkish_spark.connectors.kafka.client.produce import TopicLayout
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, StagingSettings
 from flinkish_spark.core.clock import Clock
-from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault, SchemaError
+from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.types.record_time import Int64s, TimeLimits
-
-
-class Reaction(enum.Enum):
-    #: Done, now or by an earlier request whose answer was lost.
-    DONE = "DONE"
-    #: Not done; send the same again, with the same sequence number.
-    AGAIN = "AGAIN"
-    #: As AGAIN, after asking for the partition's leader.
-    ASK_FOR_LEADER = "ASK_FOR_LEADER"
-    #: The batch is too large for the topic; split it, or refuse its single record.
-    CUT = "CUT"
-    #: The broker refuses the records themselves.
-    BAD_RECORD = "BAD_RECORD"
-    #: The principal lacks a right.
-    NOT_AUTHORIZED = "NOT_AUTHORIZED"
-    #: Another producer has the transactional id, or the coordinator ended the transaction.
-    FENCED = "FENCED"
-    #: Fail the attempt.
-    FAIL = "FAIL"
-
-
-#: Reaction -> the errors of InitProducerId, AddPartitionsToTxn and Produce that cause it.
-_REACTIONS = {
-    Reaction.DONE: (kafka_errors.NoError, kafka_errors.DuplicateSequenceNumberError),
-    Reaction.AGAIN: (
-        kafka_errors.RequestTimedOutError,
-        kafka_errors.NetworkExceptionError,
-        kafka_errors.CoordinatorLoadInProgressError,
-        kafka_errors.CoordinatorNotAvailableError,
-        kafka_errors.NotCoordinatorError,
-        kafka_errors.NotEnoughReplicasError,
-        kafka_errors.NotEnoughReplicasAfterAppendError,
-        kafka_errors.ConcurrentTransactionsError,
-        # In a request with several partitions, if another one has an error of its own.
-        kafka_errors.OperationNotAttemptedError,
-    ),
-    Reaction.ASK_FOR_LEADER: (
-        kafka_errors.UnknownTopicOrPartitionError,
-        kafka_errors.LeaderNotAvailableError,
-        kafka_errors.NotLeaderForPartitionError,
-        kafka_errors.ReplicaNotAvailableError,
-        kafka_errors.KafkaStorageError,
-        kafka_errors.FencedLeaderEpochError,
-        kafka_errors.UnknownLeaderEpochError,
-    ),
-    Reaction.CUT: (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError),
-    Reaction.BAD_RECORD: (kafka_errors.InvalidTimestampError, kafka_errors.InvalidRecordError),
-    Reaction.NOT_AUTHORIZED: (
-        kafka_errors.TopicAuthorizationFailedError,
-        kafka_errors.ClusterAuthorizationFailedError,
-        kafka_errors.TransactionalIdAuthorizationFailedError,
-    ),
-    Reaction.FENCED: (
-        kafka_errors.InvalidProducerEpochError,
-        kafka_errors.InvalidTxnStateError,
-        kafka_errors.InvalidProducerIdMappingError,
-        kafka_errors.ProducerFencedError,
-    ),
-}
-_BY_CODE: dict[int, Reaction] = {
-    error.errno: reaction for reaction, errors in _REACTIONS.items() for error in errors
-}
-#: Error codes of missing rights.
-TOPIC_DENIED: int = kafka_errors.TopicAuthorizationFailedError.errno
-ID_DENIED: int = kafka_errors.TransactionalIdAuthorizationFailedError.errno
-CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
-
-
-def find_reaction(code: int) -> Reaction:
-    """Return the reaction to an error code; FAIL if it is not in the table."""
-    return _BY_CODE.get(code, Reaction.FAIL)
-
-
-# A task's error reaches the driver as text inside Spark's own error, so messages of two causes begin with a
-# marker. No message quotes the value of a producer setting, and each is one line.
-BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
-NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
-
-
-class StagingError(EnvironmentFault):
-    """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
-
-    usual_advice = "look at the brokers if it goes on: the records are staged again"
-    restartable = True
-    ends_when_repeated = True
-
-    def __init__(self, what: str, **more: object) -> None:
-        super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
-
-
-class StagingOutageError(StagingError):
-    """The brokers did not answer, or ended the transaction; the job itself is not at fault."""
-
-    ends_when_repeated = False
-
-
-def make_no_topic_error() -> BadRecordError:
-    return BadRecordError(
-        f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic",
-        what_to_do="give the sink a topic, or let each record name one",
-    )
-
-
-def make_bad_record_error(sentence: str, topic: str, what_to_do: str = "") -> BadRecordError:
-    return BadRecordError(f"{BAD_RECORD_MARKER} {sentence}", what_to_do=what_to_do, topic=topic)
-
-
-def describe_unknown_partition(topic: str, partition: int, partitions: int) -> str:
-    return (
-        f"a record names partition {partition} of topic {topic}, which has the partitions "
-        f"0 to {partitions - 1}"
-    )
-
-
-def make_missing_right_error(right: str) -> AuthorizationError:
-    return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} the producer's principal lacks {to_one_line(right)}")
-
-
-def mark_authorization_error(error: AuthorizationError, right: str) -> AuthorizationError:
-    if "bootstrap_servers" in error.facts:
-        return AuthorizationError(f"{NOT_AUTHORIZED_MARKER} {error.what} ({to_one_line(error.why)})")
-    return make_missing_right_error(right)
-
-
-def describe_missing_right(code: int, topics: Iterable[str], transactional_id: str | None) -> str:
-    if code == TOPIC_DENIED:
-        return f"WRITE and DESCRIBE on topics [{', '.join(sorted(set(topics)))}]"
-    if code == ID_DENIED:
-        return f"WRITE and DESCRIBE on transactional id {transactional_id}"
-    if code == CLUSTER_DENIED:
-        return "IDEMPOTENT_WRITE on the cluster"
-    return f"a right of this kind: {describe_code(code)}"
-
-
-def make_unanswered_error(what: str, within_ms: int, last: str) -> StagingOutageError:
-    return StagingOutageError(f"{within_ms} ms were not enough to {what}", why=to_one_line(last))
-
-
-def to_one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +222,8 @@ class Admission:
             about[_TIME] = str(int(records.timestamps_ms[index]))
         if reason is not Reason.OVERSIZE:
             about["flinkish-detail"] = sentence
-        return [(name, _truncate(text)) for name, text in about.items()]
+        heads = ((name, text.encode()[:_DEAD_LETTER_BYTES]) for name, text in about.items())
+        return [(name, head.decode(errors="ignore").encode()) for name, head in heads]
 
     def _fits(self, key: bytes | None, value: bytes | None, headers: CommonHeaders) -> bool:
         keys, values = pa.array([key], pa.large_binary()), pa.array([value], pa.large_binary())
@@ -377,8 +242,8 @@ class Admission:
             checks[Reason.NO_KEY] = records.keys.is_null().to_numpy(zero_copy_only=False)
         if settings.partitions is not None and records.partitions is not None:
             is_named = records.partitions.is_valid().to_numpy(zero_copy_only=False)
-            named = records.partitions.fill_null(0).to_numpy()
-            checks[Reason.NO_SUCH_PARTITION] = is_named & ((named < 0) | (named >= self._partitions(topic)))
+            named, count = records.partitions.fill_null(0).to_numpy(), settings.partitions.get(topic, 0)
+            checks[Reason.NO_SUCH_PARTITION] = is_named & ((named < 0) | (named >= count))
         if settings.topics is not None and topic not in settings.topics:
             checks[Reason.UNDECLARED_TOPIC] = np.ones(len(records), np.bool_)
         if records.misfits is not None and records.misfits.null_count < len(records):
@@ -402,14 +267,10 @@ class Admission:
             if reason is Reason.OVERSIZE:
                 policy, name = (settings.oversize, settings.dead_letter_topic)
             if policy is OnRefusal.DEAD_LETTER and name is not None:
+                about = self._make_letter_headers(reason, sentence, topic, records, index)
                 # A record that is itself a dead letter has these headers already.
-                about = (
-                    []
-                    if topic == name
-                    else self._make_letter_headers(reason, sentence, topic, records, index)
-                )
-                is_cut = reason is Reason.OVERSIZE
-                letter = self._make_letter(records, index, about, sizes[index], is_cut)
+                about = [] if topic == name else about
+                letter = self._make_letter(records, index, about, sizes[index], reason is Reason.OVERSIZE)
                 by_topic.setdefault(name, []).append(letter)
             elif policy is OnRefusal.DROP:
                 dropped += 1
@@ -417,17 +278,10 @@ class Admission:
                 raise make_bad_record_error(sentence, topic)
         made = []
         for name, letters in by_topic.items():
-            keys, values, headers, times = zip(*letters, strict=True)
-            columns = (
-                pa.array(keys, pa.binary()),
-                pa.array(values, pa.binary()),
-                pa.array(headers, HEADERS_TYPE),
-            )
-            made.append((name, OutgoingRecords.of(*columns, None, None, np.array(times, np.int64))))
+            kinds = (pa.binary(), pa.binary(), HEADERS_TYPE, pa.int64())
+            keys, values, headers, times = map(pa.array, zip(*letters, strict=True), kinds)
+            made.append((name, OutgoingRecords.of(keys, values, headers, None, None, times.to_numpy())))
         return AdmissionResult(records.take(np.flatnonzero(~refused)), tuple(made), dropped)
-
-    def _partitions(self, topic: str) -> int:
-        return (self._settings.partitions or {}).get(topic, 0)
 
     def _describe(self, reason: Reason, topic: str, records: OutgoingRecords, index: int, size: int) -> str:
         match reason:
@@ -437,7 +291,8 @@ class Admission:
                 return f"a record names the topic {topic}, which the sink does not declare"
             case Reason.NO_SUCH_PARTITION:
                 named = records.partitions[index].as_py()
-                return describe_unknown_partition(topic, named, self._partitions(topic))
+                count = (self._settings.partitions or {}).get(topic, 0)
+                return describe_unknown_partition(topic, named, count)
             case Reason.BAD_TIMESTAMP:
                 at_ms = int(records.timestamps_ms[index])
                 where = TimeLimits.why_outside(at_ms, self._clock.wall_ms())
@@ -478,27 +333,21 @@ class Admission:
         return key, value, entries, self._clock.wall_ms()
 
 
-def _truncate(text: str) -> bytes:
-    return text.encode()[:_DEAD_LETTER_BYTES].decode(errors="ignore").encode()
-
-
 def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
     """Prepend `common` to each list of headers; null counts as an empty list."""
     if isinstance(headers, pa.ChunkedArray):
         headers = headers.combine_chunks()
     counts = headers.value_lengths().fill_null(0).to_numpy().astype(np.int64)
-    entry = HEADERS_TYPE.value_type
+    entry, rows = HEADERS_TYPE.value_type, np.arange(len(headers))
     ahead = pa.array([{"key": name, "value": content} for name, content in common], entry)
-    entries = pa.concat_arrays([ahead, headers.flatten().cast(entry)])
-    ends = np.cumsum(counts + len(common))
-    begins = ends - counts - len(common)
-    places = np.arange(int(ends[-1]) if len(ends) else 0)
-    within = places - np.repeat(begins, counts + len(common))
-    # Where a row's entries begin among those of all rows, after the common ones.
-    firsts = np.repeat(np.cumsum(counts) - counts, counts + len(common))
-    chosen = np.where(within < len(common), within, within + firsts)
-    offsets = np.concatenate((np.zeros(1, np.int64), ends)).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), entries.take(pa.array(chosen)), type=HEADERS_TYPE)
+    tiled = ahead.take(pa.array(np.tile(np.arange(len(common)), len(headers))))
+    entries = pa.concat_arrays([tiled, headers.flatten().cast(entry)])
+    # A stable sort by row: the common entries come first in each.
+    order = np.argsort(np.concatenate([np.repeat(rows, len(common)), np.repeat(rows, counts)]), kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(counts + len(common))])
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32()), entries.take(pa.array(order)), type=HEADERS_TYPE
+    )
 
 
 UInt32s = npt.NDArray[np.uint32]

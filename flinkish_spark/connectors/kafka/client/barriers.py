@@ -16,10 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo, make_unknown_topic_error
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, make_unknown_topic_error
 from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
-from flinkish_spark.connectors.kafka.client.client import WIRES, FetchClient, Isolation
+from flinkish_spark.connectors.kafka.client.client import WIRES, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchClient
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.reader import (
     FetchedBatches,
@@ -186,7 +187,11 @@ class BarrierWriter:
     def stage(self, checkpoint: CheckpointId, lineage: Lineage, transactional_id: str) -> KafkaCommittable:
         """Write one barrier record into each existing partition; leave the transaction open."""
         # This order matters: called after all tasks have flushed and before the next micro-batch begins.
-        topic = self._topic_now()
+        with WIRES.wire(self._connection) as wire:
+            # Cached metadata may lack new partitions that have records.
+            topic = KafkaAdmin.from_wire(wire).topics([self._topic]).get(self._topic)
+        if topic is None:
+            raise make_unknown_topic_error(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
         partitions = topic.partitions
         mark = BarrierMark(
             self._job, self._sink, checkpoint, lineage, partitions, self._previous, _CLOCK.wall_ms()
@@ -210,11 +215,3 @@ class BarrierWriter:
             raise InternalError(f"the topic '{self._topic}' has {partitions} partitions for a barrier")
         self._previous = checkpoint
         return committable
-
-    def _topic_now(self) -> TopicInfo:
-        """Ask Kafka for the topic now: cached metadata may lack new partitions that have records."""
-        with WIRES.wire(self._connection) as wire:
-            found = KafkaAdmin.from_wire(wire).topics([self._topic])
-        if self._topic not in found:
-            raise make_unknown_topic_error(self._topic, self._connection.servers, of=f"sink '{self._sink}'")
-        return found[self._topic]

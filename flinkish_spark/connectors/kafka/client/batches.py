@@ -1,4 +1,4 @@
-"""Encoding of Arrow columns as Kafka record batches (format v2, KIP-98), decoding, and compression.
+"""Encoding of Arrow columns as Kafka record batches (format v2, KIP-98), and decoding.
 
 No record becomes a Python object. To encode, numpy makes the few bytes between the fields, and Arrow joins
 them with keys, values and headers. To decode, a plain loop finds where each record begins, numpy reads
@@ -25,140 +25,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from flinkish_spark.connectors.kafka.client.client import Marker
+from flinkish_spark.connectors.kafka.client.codecs import Codec, compress, decompress
+from flinkish_spark.connectors.kafka.client.fetch import Marker
+from flinkish_spark.connectors.varints import read_varint
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from flinkish_spark.types.record_time import Int64s
-
-#: Block sizes of the Java client, in uncompressed bytes.
-_SNAPPY_BLOCK = 32 * 1024
-_LZ4_BLOCK = 64 * 1024
-#: Xerial's magic, then its version and the oldest version that can read it, both 1.
-_XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEADER = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
-#: Magic; version 1 with independent blocks and no checksums; 64 KB blocks; checksum of these two.
-_LZ4_HEADER = struct.pack("<I", 0x184D2204) + b"\x60\x40\x82"
-_LZ4_END = struct.pack("<I", 0)
-#: Flag in the length of an uncompressed block.
-_LZ4_STORED = 0x8000_0000
-#: Highest compression ratio: Snappy's densest element encodes 64 bytes in 3. A larger claim is wrong.
-_SNAPPY_MOST = 22
-
-
-class Codec(enum.IntEnum):
-    """Compression codecs of record batches; the numbers are the protocol's."""
-
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
-
-
-#: Kafka's default levels; pyarrow's are 9 and 1.
-_LEVELS = {Codec.GZIP: 6, Codec.ZSTD: 3}
-
-
-def require_codec(codec: Codec) -> None:
-    if codec is not Codec.NONE and not pa.Codec.is_available(codec.name.lower()):
-        raise EnvironmentFault(
-            f"the installed pyarrow cannot compress with {codec.name.lower()}",
-            what_to_do="install pyarrow from PyPI, whose wheels have every codec, or choose another one",
-            codec=codec.name.lower(),
-        )
-
-
-def compress(codec: Codec, data: bytes | memoryview) -> bytes:
-    """Compress `data` in the framing of Kafka's Java client; incompressible data gets a little larger."""
-    match codec:
-        case Codec.NONE:
-            return bytes(data)
-        case Codec.SNAPPY:
-            return b"".join(_snappy_blocks(memoryview(data)))
-        case Codec.LZ4:
-            return b"".join(_lz4_frame(memoryview(data)))
-        case Codec.GZIP | Codec.ZSTD:
-            arrow = pa.Codec(codec.name.lower(), compression_level=_LEVELS[codec])
-            return bytes(arrow.compress(data, asbytes=True))
-
-
-def decompress(codec: Codec, data: bytes | memoryview) -> bytes:
-    try:
-        match codec:
-            case Codec.NONE:
-                return bytes(data)
-            case Codec.SNAPPY if data[: len(_XERIAL_MAGIC)] == _XERIAL_MAGIC:
-                return b"".join(_xerial_blocks(memoryview(data)))
-            case Codec.SNAPPY:
-                return _snappy_block(memoryview(data))
-            case Codec.GZIP | Codec.LZ4 | Codec.ZSTD:
-                # As a stream: Java does not write the uncompressed size, which other calls need.
-                with pa.CompressedInputStream(pa.BufferReader(data), codec.name.lower()) as stream:
-                    return bytes(stream.read())
-    except (OSError, ValueError) as broken:
-        what = f"{len(data)} bytes are not {codec.name} data"
-        raise EnvironmentFault(
-            what,
-            why=str(broken),
-            what_to_do="look whether the topic's segment is damaged, with kafka-dump-log",
-        ) from broken
-
-
-def _snappy_blocks(data: memoryview) -> Iterator[bytes]:
-    # The framing of xerial's snappy-java. librdkafka writes neither header nor blocks; readers accept both.
-    snappy = pa.Codec("snappy")
-    yield _XERIAL_HEADER
-    for start in range(0, len(data), _SNAPPY_BLOCK):
-        block = snappy.compress(data[start : start + _SNAPPY_BLOCK], asbytes=True)
-        yield struct.pack(">i", len(block))
-        yield block
-
-
-def _xerial_blocks(data: memoryview) -> Iterator[bytes]:
-    position = len(_XERIAL_HEADER)
-    if len(data) < position:
-        raise ValueError("the header ends early")
-    while position < len(data):
-        if position + 4 > len(data):
-            raise ValueError("a block's length ends early")
-        (length,) = struct.unpack_from(">i", data, position)
-        position += 4
-        if not 0 < length <= len(data) - position:
-            raise ValueError(f"a block claims {length} bytes, {len(data) - position} are left")
-        yield _snappy_block(data[position : position + length])
-        position += length
-
-
-def _snappy_block(block: memoryview) -> bytes:
-    """Decompress a block, which starts with its uncompressed size as a varint of 32 bits."""
-    size = shift = 0
-    for byte in block[:5]:
-        size |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    else:
-        raise ValueError("a block's size ends early")
-    if size > _SNAPPY_MOST * len(block):
-        raise ValueError(f"a block of {len(block)} bytes claims to hold {size}")
-    return bytes(pa.Codec("snappy").decompress(block, decompressed_size=size, asbytes=True))
-
-
-def _lz4_frame(data: memoryview) -> Iterator[bytes | memoryview]:
-    # Not pyarrow's frames: their blocks depend on each other, which the Java client refuses.
-    lz4 = pa.Codec("lz4_raw")
-    yield _LZ4_HEADER
-    for start in range(0, len(data), _LZ4_BLOCK):
-        stored = data[start : start + _LZ4_BLOCK]
-        block = lz4.compress(stored, asbytes=True)
-        # A block may not be larger than the frame's block size.
-        if len(block) < len(stored):
-            yield struct.pack("<I", len(block))
-            yield block
-        else:
-            yield struct.pack("<I", len(stored) | _LZ4_STORED)
-            yield stored
-    yield _LZ4_END
-
 
 #: An Arrow column, chunked or not; pyarrow is untyped.
 Column = Any
@@ -249,17 +120,10 @@ def record_sizes(keys: Column, values: Column, headers: Column | CommonHeaders |
 
 def all_within(limit: int, keys: Column, values: Column, headers: Column | CommonHeaders | None) -> bool:
     """Return whether even the longest key, value and headers together are within the limit."""
-    blocks = _header_blocks(headers, len(keys))
-    longest = [
-        _longest(keys),
-        _longest(values),
-        len(blocks) if isinstance(blocks, bytes) else _longest(blocks),
-    ]
-    return sum(longest) + 2 * _INT_BYTES + BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD <= limit
-
-
-def _longest(column: Any) -> int:
-    return int(np.diff(extents(column)).max(initial=0))
+    sizes = [*(np.diff(extents(column)) for column in (keys, values))]
+    sizes.append(_header_block_sizes(_header_blocks(headers, len(keys))))
+    longest = sum(int(size.max(initial=0)) for size in sizes)
+    return longest + 2 * _INT_BYTES + BATCH_OVERHEAD + _MOST_RECORD_OVERHEAD <= limit
 
 
 def binary(column: Column) -> Any:
@@ -412,8 +276,8 @@ def _header_entries(names: Any, values: Any) -> Any:
     return join_bytes(coded[0], names, coded[1], values)
 
 
-def _header_block_sizes(blocks: bytes | Any) -> Int64s | int:
-    return len(blocks) if isinstance(blocks, bytes) else np.diff(extents(blocks))
+def _header_block_sizes(blocks: bytes | Any) -> Int64s:
+    return np.array([len(blocks)]) if isinstance(blocks, bytes) else np.diff(extents(blocks))
 
 
 def _encode_bodies(
@@ -474,8 +338,6 @@ _INT_BYTES = 5
 _LONG_BYTES = 10
 #: Zeros after the last record, so that a varint may be read beyond it.
 _PADDING = bytes(64)
-#: Records with more headers are decoded one by one, since numpy gains nothing from a few rows.
-_MANY_HEADERS = 32
 
 
 class Misfit(ValueError):
@@ -554,19 +416,9 @@ class RecordFields:
         counts = self._header_counts
         firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         names, values = (Spans(*np.zeros((3, firsts[-1]), np.int64)) for _ in range(2))
-        few = np.flatnonzero((counts > 0) & (counts <= _MANY_HEADERS))
-        self._read_few_headers(few, firsts, names, values)
-        for row in np.flatnonzero(counts > _MANY_HEADERS):
-            self._read_many_headers(int(row), int(firsts[row]), names, values)
-        name_column, value_column = _columns(self._data, names, values)
-        fields = list(HEADERS_TYPE.value_type)
-        entries = pa.StructArray.from_arrays([_text(name_column), value_column], fields=fields)
-        offsets, mask = pa.array(firsts, pa.int32()), pa.array(counts == 0)
-        return pa.ListArray.from_arrays(offsets, entries, type=HEADERS_TYPE, mask=mask)
-
-    def _read_few_headers(self, rows: Int64s, firsts: Int64s, names: Spans, values: Spans) -> None:
-        """Read the first header of all `rows` at once, then the second of those that have one, and so on."""
-        at, number = self._headers_begin[rows], 0
+        # Read the first header of all records at once, then the second of those that have one, and so on.
+        rows, number = np.flatnonzero(counts), 0
+        at = self._headers_begin[rows]
         while len(rows):
             name = self._spans(rows, at, bytes_after=1)
             self.require(name.lengths >= 0, "a header has no name", rows)
@@ -575,26 +427,15 @@ class RecordFields:
             for column, found in zip((*names, *values), (*name, *value), strict=True):
                 column[slots] = found
             number += 1
-            goes_on = self._header_counts[rows] > number
+            goes_on = counts[rows] > number
             fits = goes_on | (value.ends == self._ends[rows])
             self.require(fits, "a record does not end with its headers", rows)
             rows, at = rows[goes_on], value.ends[goes_on]
-
-    def _read_many_headers(self, row: int, first: int, names: Spans, values: Spans) -> None:
-        at, end = int(self._headers_begin[row]), int(self._ends[row])
-        for slot in range(first, first + int(self._header_counts[row])):
-            for column in (names, values):
-                try:
-                    coded, begin = _varint(self._data, at)
-                except IndexError:
-                    raise Misfit(int(self.batch[row]), "a number has no end") from None
-                length = (coded >> 1) ^ -(coded & 1)
-                at = begin + max(length, 0)
-                if at > end or (length < 0 and column is names):
-                    raise Misfit(int(self.batch[row]), "a header is longer than its record or has no name")
-                column.begins[slot], column.lengths[slot], column.ends[slot] = begin, length, at
-        if at != end:
-            raise Misfit(int(self.batch[row]), "a record does not end with its headers")
+        name_column, value_column = _columns(self._data, names, values)
+        fields = list(HEADERS_TYPE.value_type)
+        entries = pa.StructArray.from_arrays([_text(name_column), value_column], fields=fields)
+        offsets, mask = pa.array(firsts, pa.int32()), pa.array(counts == 0)
+        return pa.ListArray.from_arrays(offsets, entries, type=HEADERS_TYPE, mask=mask)
 
 
 def _bounds(data: bytes, sizes: Sequence[int], counts: Sequence[int]) -> Int64s:
@@ -622,25 +463,13 @@ def _walk(data: bytes, position: int, records: int, starts: array[int]) -> int:
         if length > 0x7F:
             second = data[position]
             if second > 0x7F:
-                length, position = _varint(data, position - 1)
+                length, position = read_varint(data, position - 1, _INT_BYTES)
             else:
                 length += (second - 1) << 7
                 position += 1
         # A negative length is odd here. It moves forward like any other, and is detected later.
         position += length >> 1
     return position
-
-
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the zigzag-encoded varint of at most 32 bits at `position`, and its end."""
-    number = 0
-    for shift in range(0, 7 * _INT_BYTES, 7):
-        byte = data[position]
-        position += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, position
-    raise IndexError("a length is longer than 32 bits")
 
 
 def _columns(data: bytes, first: Spans, second: Spans) -> tuple[Any, Any]:

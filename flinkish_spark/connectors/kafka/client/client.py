@@ -1,4 +1,4 @@
-"""The Kafka client: requests that kafka-python's public API lacks, and the pool of connections.
+"""The Kafka client: calls to brokers, transactions at their coordinators, and the pool of connections.
 
 A broker's answer is a value (an error code, a slice of a log). Only a missing answer and a missing right are
 exceptions, so that no caller concludes anything from a lost connection. After a lost connection the client
@@ -12,9 +12,9 @@ import enum
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 from flinkish_spark.core.clock import Clock, SystemClock, tries
@@ -32,42 +32,18 @@ try:
     from kafka import KafkaAdminClient, TopicPartition
     from kafka.admin import TransactionListing
     from kafka.protocol.admin.transactions import DescribeTransactionsRequest
-    from kafka.protocol.consumer import FetchRequest
-    from kafka.protocol.metadata import CoordinatorType, MetadataRequest
-    from kafka.protocol.producer import (
-        AddOffsetsToTxnRequest,
-        AddPartitionsToTxnRequest,
-        EndTxnRequest,
-        InitProducerIdRequest,
-        ProduceRequest,
-        TxnOffsetCommitRequest,
-    )
-    from kafka.record import MemoryRecords
+    from kafka.protocol.metadata import CoordinatorType
+    from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest, ProduceRequest
 
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, connect_admin
 except ImportError as missing:
     raise EnvironmentFault(_WRONG_CLIENT, why=str(missing), what_to_do=_INSTALL) from missing
 
-#: The newest Fetch with topic names; later ones need topic ids.
-_FETCH_VERSION = 12
 _INIT_PRODUCER_ID_VERSION = 4
 _PRODUCE_VERSION_OF_3_7 = 10
-#: From Produce 12 on a broker adds partitions and groups by itself, and every EndTxn raises the epoch
-#: (KIP-890), which a committable must not.
-_PRODUCE_VERSION = 11
-_ADD_PARTITIONS_VERSION, _ADD_OFFSETS_VERSION, _TXN_OFFSET_COMMIT_VERSION = 3, 3, 3
-#: The oldest Metadata with a principal's rights on a topic, as bit numbers; two of these.
-_TELLS_RIGHTS_VERSION = 8
-_RIGHTS_UNKNOWN = 31
-_WRITE = 4
-#: Java's value for a producer without transactions.
-_NO_TIME_LIMIT_MS = 2**31 - 1
 _MAX_CACHED_COORDINATORS = 10_000
 #: kafka-python closes the connection on a larger answer.
 MAX_FRAME_BYTES = 100_000_000
-#: Kafka's value for no preferred replica.
-NO_REPLICA = -1
-
 #: EndTxn v3 does not raise the epoch. Mixing it with v5, which does, makes a repeat answer
 #: "fenced", so a committable stores the version it was prepared for.
 END_TXN_VERSION = 3
@@ -90,7 +66,7 @@ UNAUTHORIZED = _codes(
     kafka_errors.ClusterAuthorizationFailedError,
     kafka_errors.TransactionalIdAuthorizationFailedError,
 )
-_UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
+UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
 def describe_code(code: int) -> str:
@@ -108,13 +84,6 @@ class Isolation(enum.IntEnum):
 
     READ_UNCOMMITTED = 0
     READ_COMMITTED = 1
-
-
-class Marker(enum.Enum):
-    """Transaction marker in a control batch."""
-
-    ABORT = 0
-    COMMIT = 1
 
 
 class Handle(NamedTuple):
@@ -161,31 +130,6 @@ class ActiveProducer:
     @property
     def handle(self) -> tuple[int, int]:
         return (self.producer_id, self.producer_epoch)
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The header of a record batch; `marker` is set for a transaction marker only."""
-
-    base_offset: int
-    last_offset: int
-    producer_id: int
-    producer_epoch: int
-    records: int
-    marker: Marker | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LogSlice:
-    """Answer to a Fetch of one partition; -1 for an offset that the broker did not send."""
-
-    code: int
-    log_start_offset: int = -1
-    last_stable_offset: int = -1
-    high_watermark: int = -1
-    #: (producer id, first offset) of the aborted transactions that overlap what was read.
-    aborted: tuple[tuple[int, int], ...] = ()
-    batches: tuple[Batch, ...] = ()
 
 
 #: A broker that has just started may not know its topics or the end of its logs yet. So a loss is confirmed
@@ -363,7 +307,7 @@ class KafkaWire(ProcessConnection):
         self, transactional_id: str, timeout_ms: int, *, connect_within_ms: int | None = None
     ) -> ProducerGrant:
         """Ask once for a new epoch of `transactional_id`, which fences producers and aborts what is open."""
-        request = _init_request(transactional_id, timeout_ms)
+        request = make_init_request(transactional_id, timeout_ms)
         what = f"initialise transactional id {transactional_id}"
         code, answer = self.ask_coordinator(what, transactional_id, request, connect_within_ms)
         ids = () if answer is None else (answer.producer_id, answer.producer_epoch)
@@ -380,7 +324,7 @@ class KafkaWire(ProcessConnection):
             return int(answer.error_code), answer
 
         found = self.attempt(
-            what, _blocking(body), connect_within_ms=within_ms, refused=lambda code: (code, None)
+            what, make_blocking(body), connect_within_ms=within_ms, refused=lambda code: (code, None)
         )
         self.forget_moved_coordinators([found[0]])
         return found
@@ -401,7 +345,7 @@ class KafkaWire(ProcessConnection):
             found: dict[Any, Any] = admin._list_group_offsets_process_response(response, group_id=name)
             return found
 
-        found = self.call(f"read the offsets of group {group}", _blocking(body))
+        found = self.call(f"read the offsets of group {group}", make_blocking(body))
         return {
             (place.topic, place.partition): (int(entry.offset), str(entry.metadata or ""))
             for place, entry in found[group].items()
@@ -433,7 +377,7 @@ class KafkaWire(ProcessConnection):
                     )
             return views
 
-        views = self.call("describe transactions", _blocking(body)) if wanted else {}
+        views = self.call("describe transactions", make_blocking(body)) if wanted else {}
         self.forget_moved_coordinators(view.code for view in views.values())
         return views
 
@@ -482,24 +426,6 @@ class KafkaWire(ProcessConnection):
 
         return self.call("ask for the versions of its requests", look)
 
-    def fetch(
-        self, topic: str, partition: int, offset: int, isolation: Isolation, max_bytes: int
-    ) -> LogSlice:
-        """Read batch headers from `offset` on, once, without waiting for new data."""
-        # Not a consumer, which hides producer ids, the last stable offset and markers, and needs every codec.
-        limits = FetchLimits(isolation, max_bytes, max_bytes, self.timeout_ms)
-        request = _request({(topic, partition): offset}, limits)
-
-        async def body(admin: Any) -> LogSlice:
-            leaders = await admin._async_get_leader_for_partitions([TopicPartition(topic, partition)])
-            response = await admin._manager.send(request, node_id=next(iter(leaders)))
-            if response.error_code:
-                raise kafka_errors.for_code(response.error_code)()
-            return _slice_of(response.responses[0].partitions[0])
-
-        what = f"read {topic}-{partition} at offset {offset}"
-        return self.attempt(what, _blocking(body), refused=LogSlice)
-
 
 class WireClient:
     """Base of clients that own or borrow a wire; belongs to one thread."""
@@ -542,7 +468,7 @@ def ask_until_settled(
     return code, lost
 
 
-def _blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
+def make_blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
     """Turn a coroutine function of the admin client into a blocking one."""
 
     def run(admin: Any) -> _T:
@@ -566,7 +492,7 @@ def _active_producer(row: Any) -> ActiveProducer:
     return ActiveProducer(*handle, int(row.last_sequence), start if start >= 0 else None)
 
 
-def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
+def make_init_request(transactional_id: str | None, timeout_ms: int) -> Any:
     return InitProducerIdRequest(
         transactional_id=transactional_id,
         transaction_timeout_ms=timeout_ms,
@@ -576,476 +502,11 @@ def _init_request(transactional_id: str | None, timeout_ms: int) -> Any:
     )
 
 
-def _group_by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
+def group_by_topic(values: Iterable[tuple[Place, _T]]) -> dict[str, list[tuple[int, _T]]]:
     found: dict[str, list[tuple[int, _T]]] = defaultdict(list)
     for (topic, partition), value in values:
         found[topic].append((partition, value))
     return found
-
-
-def _slice_of(answer: Any) -> LogSlice:
-    batches: list[Batch] = []
-    for batch in MemoryRecords(answer.records or b""):
-        if batch.magic < 2:
-            continue  # older than transactions: no evidence
-        marker = None
-        if batch.is_control_batch:
-            kind = next(iter(batch)).type if batch.records_count else None
-            marker = Marker(kind) if kind in (Marker.ABORT.value, Marker.COMMIT.value) else None
-        batches.append(
-            Batch(
-                batch.base_offset,
-                batch.last_offset,
-                batch.producer_id,
-                batch.producer_epoch,
-                batch.records_count,
-                marker,
-            )
-        )
-    return LogSlice(
-        int(answer.error_code),
-        answer.log_start_offset,
-        answer.last_stable_offset,
-        answer.high_watermark,
-        tuple((entry.producer_id, entry.first_offset) for entry in answer.aborted_transactions or ()),
-        tuple(batches),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """Limits of a Fetch; Kafka sends the first batch even if it exceeds the sizes."""
-
-    isolation: Isolation
-    max_bytes: int
-    partition_max_bytes: int
-    request_timeout_ms: int
-    #: How long the broker may delay the answer until it has `min_bytes`.
-    max_wait_ms: int = 0
-    min_bytes: int = 0
-    #: Rack of the reader: a leader may name a closer replica (KIP-392); for a Fetch of one partition.
-    rack: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RawSlice:
-    """Answer for one partition; -1 for an offset that the broker did not send."""
-
-    code: int
-    log_start_offset: int = -1
-    last_stable_offset: int = -1
-    high_watermark: int = -1
-    #: (producer id, first offset) of the aborted transactions that overlap what was read.
-    aborted: tuple[tuple[int, int], ...] = ()
-    #: Whole batches and maybe an incomplete last one; the first may begin before the requested offset.
-    records: bytes = b""
-    #: The broker to which the leader redirects the reader, or NO_REPLICA.
-    preferred_replica: int = NO_REPLICA
-
-
-#: Partition -> its answer; empty if the broker throttles this client.
-FetchAnswer = Mapping[Place, RawSlice]
-
-
-class PendingFetch:
-    """A Fetch under way; its result may be ignored."""
-
-    def __init__(self, wire: KafkaWire, future: Any, what: str, places: Sequence[Place]) -> None:
-        self._wire, self._future, self._what, self._places = wire, future, what, places
-
-    def result(self) -> FetchAnswer:
-        """Wait for the answer; call it at most once."""
-
-        async def wait(_admin: Any) -> FetchAnswer:
-            answer: FetchAnswer = await self._future
-            return answer
-
-        return self._wire.attempt(
-            self._what, _blocking(wait), refused=lambda code: dict.fromkeys(self._places, RawSlice(code))
-        )
-
-
-class FetchClient:
-    """Sends Fetches for partitions with the same leader over a borrowed wire."""
-
-    # Take pending results before sending anything else over the same wire.
-    #
-    # A replica that the leader names is trusted only for the records that it sends. An end of the log, an
-    # offset out of range or an error may mean that it lags behind, and then the leader is asked.
-
-    def __init__(self, wire: KafkaWire) -> None:
-        self._wire = wire
-        self._leaders: dict[Place, int] = {}
-        self._replicas: dict[Place, int] = {}
-
-    def send(
-        self, offsets: Mapping[Place, int], limits: FetchLimits, *, connect_within_ms: int
-    ) -> PendingFetch:
-        """Send one Fetch from `offsets` on to the first partition's leader, without waiting."""
-        topic, partition = next(iter(offsets))
-        what = f"read {topic}-{partition} at offset {offsets[topic, partition]}"
-
-        async def body(admin: Any) -> FetchAnswer:
-            if limits.rack and len(offsets) == 1:
-                return await self._from_nearest(admin, offsets, limits)
-            return await self._from_leader(admin, offsets, limits)
-
-        future = self._wire.attempt(
-            what, lambda admin: admin._manager.call_soon(body, admin), connect_within_ms=connect_within_ms
-        )
-        return PendingFetch(self._wire, future, what, tuple(offsets))
-
-    async def _from_leader(
-        self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
-    ) -> FetchAnswer:
-        code, node = await self._leader(admin, next(iter(offsets)))
-        if code:
-            return dict.fromkeys(offsets, RawSlice(code))
-        answer = await _send_fetch(admin, node, offsets, limits)
-        if any(seen.code for seen in answer.values()):
-            self._leaders.clear()
-        return answer
-
-    async def _from_nearest(
-        self, admin: Any, offsets: Mapping[Place, int], limits: FetchLimits
-    ) -> FetchAnswer:
-        """Fetch from the replica that the leader has named, or else from the leader."""
-        (place,) = offsets
-        if place not in self._replicas:
-            answer = await self._from_leader(admin, offsets, limits)
-            if place not in answer or answer[place].preferred_replica == NO_REPLICA:
-                return answer
-            # This answer has no records.
-            self._replicas[place] = answer[place].preferred_replica
-            if admin._manager.cluster.broker_metadata(self._replicas[place]) is None:
-                # It joined after the client was made.
-                await admin._manager.cluster.refresh_metadata()
-        without_rack = replace(limits, rack="")
-        try:
-            answer = await _send_fetch(admin, self._replicas[place], offsets, without_rack)
-        except (kafka_errors.KafkaError, OSError):
-            # One broker failed; the leader will tell whether there is an outage.
-            answer = {}
-        if place in answer and not answer[place].code and answer[place].records:
-            return answer
-        del self._replicas[place]
-        return await self._from_leader(admin, offsets, without_rack)
-
-    async def _leader(self, admin: Any, place: Place) -> tuple[int, int]:
-        """Return (error code, node) of the partition's leader; ask Kafka if it is not cached."""
-        if place in self._leaders:
-            return 0, self._leaders[place]
-        name, partition = place
-        # The answer has a code for each named topic, even for a hidden one.
-        metadata = await admin._get_cluster_metadata([name])
-        topic = metadata["topics"][0]
-        if topic["error_code"]:
-            return int(topic["error_code"]), -1
-        row = next((p for p in topic["partitions"] if p["partition_index"] == partition), None)
-        if row is None:
-            return _UNKNOWN_PARTITION, -1
-        if row["leader_id"] < 0:
-            return kafka_errors.LeaderNotAvailableError.errno, -1
-        self._leaders[place] = row["leader_id"]
-        return 0, row["leader_id"]
-
-
-async def _send_fetch(
-    admin: Any, node: int, offsets: Mapping[Place, int], limits: FetchLimits
-) -> FetchAnswer:
-    response = await admin._manager.send(_request(offsets, limits), node, limits.request_timeout_ms)
-    if response.error_code:
-        return dict.fromkeys(offsets, RawSlice(int(response.error_code)))
-    return {
-        (topic.topic, row.partition_index): RawSlice(
-            int(row.error_code),
-            row.log_start_offset,
-            row.last_stable_offset,
-            row.high_watermark,
-            tuple((entry.producer_id, entry.first_offset) for entry in row.aborted_transactions or ()),
-            row.records or b"",
-            row.preferred_read_replica,
-        )
-        for topic in response.responses
-        for row in topic.partitions
-    }
-
-
-def _request(offsets: Mapping[Place, int], limits: FetchLimits) -> Any:
-    topic_type = FetchRequest.FetchTopic
-    topics = [
-        topic_type(
-            topic=topic,
-            partitions=[
-                topic_type.FetchPartition(
-                    partition=partition, fetch_offset=offset, partition_max_bytes=limits.partition_max_bytes
-                )
-                for partition, offset in rows
-            ],
-        )
-        for topic, rows in _group_by_topic(offsets.items()).items()
-    ]
-    return FetchRequest(
-        max_wait_ms=limits.max_wait_ms,
-        min_bytes=limits.min_bytes,
-        max_bytes=limits.max_bytes,
-        isolation_level=int(limits.isolation),
-        session_id=0,
-        session_epoch=-1,
-        topics=topics,
-        forgotten_topics_data=[],
-        rack_id=limits.rack,
-        max_version=_FETCH_VERSION,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class TopicLayout:
-    #: Kafka's error code; the leaders are valid only if it is 0.
-    code: int
-    #: The leader of each partition, -1 if it has none now.
-    leaders: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchAnswer:
-    #: Kafka's error code.
-    code: int
-    #: Offset of the batch's first record; -1 if the broker did not send it.
-    base_offset: int = -1
-    #: The broker's error message, often empty.
-    detail: str = ""
-
-
-class ProduceInFlight:
-    """A Produce request under way in the client's thread; to be finished once."""
-
-    def __init__(self, places: Iterable[Place], future: Any, is_orphan: Callable[[], bool]) -> None:
-        self.places = tuple(places)
-        self._future, self._is_orphan = future, is_orphan
-
-    @property
-    def is_done(self) -> bool:
-        """True if it was answered or lost, so that finishing it does not wait."""
-        return bool(self._future.is_done) or self._is_orphan()
-
-    def _response(self) -> Any:
-        if not self._future.is_done:
-            raise kafka_errors.KafkaTimeoutError("the client's thread gave no answer")
-        failure = self._future.exception
-        if failure is None:
-            return self._future.value
-        if isinstance(failure, kafka_errors.KafkaError | OSError):
-            raise failure
-        # kafka-python raises many types for a closed socket or a cancelled task.
-        raise kafka_errors.KafkaConnectionError(f"the request was dropped ({type(failure).__name__})")
-
-
-class ProduceClient:
-    """Sends the requests of a producer over a borrowed wire."""
-
-    def __init__(self, wire: KafkaWire) -> None:
-        self._wire = wire
-
-    def layouts(self, topics: Iterable[str], *, connect_within_ms: int) -> dict[str, TopicLayout]:
-        """Ask once for partitions and leaders; the result has each topic, maybe with an error code."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-
-        async def body(admin: Any) -> dict[str, TopicLayout]:
-            response = await admin._manager.send(request)
-            found = {}
-            for topic in response.topics:
-                by_number = {row.partition_index: int(row.leader_id) for row in topic.partitions}
-                leaders = (by_number.get(i, -1) for i in range(max(by_number, default=-1) + 1))
-                found[topic.name] = TopicLayout(int(topic.error_code), tuple(leaders))
-            cluster = admin._manager.cluster
-            nodes = {node for layout in found.values() for node in layout.leaders if node >= 0}
-            if any(cluster.broker_metadata(node) is None for node in nodes):
-                # Learn about brokers that joined after the client was made, to connect to them.
-                await cluster.refresh_metadata()
-            return found
-
-        unknown = TopicLayout(_UNKNOWN_PARTITION)
-        what = f"describe topics {', '.join(topic.name for topic in wanted)}"
-        found = self._wire.attempt(what, _blocking(body), connect_within_ms=connect_within_ms)
-        return {topic.name: found.get(topic.name, unknown) for topic in wanted}
-
-    def find_unwritable_topics(self, topics: Iterable[str]) -> list[str]:
-        """Return the topics that this principal may not write to, if the broker tells."""
-        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in sorted(set(topics))]
-        request = MetadataRequest(
-            topics=wanted,
-            allow_auto_topic_creation=False,
-            include_topic_authorized_operations=True,
-            min_version=_TELLS_RIGHTS_VERSION,
-        )
-
-        async def body(admin: Any) -> list[str]:
-            response = await admin._manager.send(request)
-            rights = {topic.name: topic.authorized_operations for topic in response.topics}
-            # Not a set if the broker did not tell.
-            told = {name: bits for name, bits in rights.items() if isinstance(bits, set)}
-            return [name for name, bits in told.items() if not bits & {_RIGHTS_UNKNOWN, _WRITE}]
-
-        try:
-            return self._wire.attempt("ask for rights on topics", _blocking(body))
-        except UnknownRequest:
-            # Old brokers do not tell; a write will fail later.
-            return []
-
-    def init_idempotent(self, *, connect_within_ms: int) -> ProducerGrant:
-        """Ask any broker once for a producer id without a transactional id."""
-        request = _init_request(None, _NO_TIME_LIMIT_MS)
-
-        async def body(admin: Any) -> ProducerGrant:
-            answer = await admin._manager.send(request)
-            return ProducerGrant(int(answer.error_code), answer.producer_id, answer.producer_epoch)
-
-        return self._wire.attempt(
-            "get a producer id", _blocking(body), connect_within_ms=connect_within_ms, refused=ProducerGrant
-        )
-
-    def add_partitions(
-        self, handle: Handle, places: Iterable[Place], *, connect_within_ms: int
-    ) -> dict[Place, int]:
-        """Ask once to add partitions to the transaction, before producing to them."""
-        wanted, name = tuple(places), handle.transactional_id
-        request = AddPartitionsToTxnRequest(
-            v3_and_below_transactional_id=name,
-            v3_and_below_producer_id=handle.producer_id,
-            v3_and_below_producer_epoch=handle.producer_epoch,
-            v3_and_below_topics=[
-                AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(
-                    name=topic, partitions=[partition for partition, _ in rows]
-                )
-                for topic, rows in _group_by_topic((place, None) for place in wanted).items()
-            ],
-            max_version=_ADD_PARTITIONS_VERSION,
-        )
-        what = f"add partitions to transaction {name}"
-        code, answer = self._wire.ask_coordinator(what, name, request, connect_within_ms)
-        if answer is None:
-            return dict.fromkeys(wanted, code)
-        codes = {
-            (topic.name, row.partition_index): int(row.partition_error_code)
-            for topic in answer.results_by_topic_v3_and_below
-            for row in topic.results_by_partition
-        }
-        self._wire.forget_moved_coordinators(codes.values())
-        return {place: codes[place] for place in wanted}
-
-    def add_group(self, handle: Handle, group: str, *, connect_within_ms: int) -> int:
-        """Ask once to add a group to the transaction, before storing its offsets."""
-        request = AddOffsetsToTxnRequest(**handle._asdict(), group_id=group, max_version=_ADD_OFFSETS_VERSION)
-        name = handle.transactional_id
-        what = f"add group {group} to transaction {name}"
-        return self._wire.ask_coordinator(what, name, request, connect_within_ms)[0]
-
-    def commit_in_transaction(
-        self,
-        handle: Handle,
-        group: str,
-        offsets: Mapping[Place, int],
-        note: str,
-        *,
-        connect_within_ms: int,
-    ) -> dict[Place, int]:
-        """Store a group's offsets in the transaction, as a non-member, which Kafka always accepts."""
-        topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
-        topics = [
-            topic_type(
-                name=topic,
-                partitions=[
-                    topic_type.TxnOffsetCommitRequestPartition(
-                        partition_index=partition, committed_offset=offset, committed_metadata=note
-                    )
-                    for partition, offset in rows
-                ],
-            )
-            for topic, rows in _group_by_topic(offsets.items()).items()
-        ]
-        request = TxnOffsetCommitRequest(
-            **handle._asdict(), group_id=group, topics=topics, max_version=_TXN_OFFSET_COMMIT_VERSION
-        )
-
-        async def body(admin: Any) -> dict[Place, int]:
-            nodes = await admin._find_coordinator_ids([group], CoordinatorType.GROUP)
-            response = await admin._manager.send(request, node_id=nodes[group])
-            return {
-                (topic.name, row.partition_index): int(row.error_code)
-                for topic in response.topics
-                for row in topic.partitions
-            }
-
-        codes = self._wire.attempt(
-            f"store the offsets of group {group} in transaction {handle.transactional_id}",
-            _blocking(body),
-            connect_within_ms=connect_within_ms,
-            refused=lambda code: dict.fromkeys(offsets, code),
-        )
-        self._wire.forget_moved_coordinators(codes.values())
-        return codes
-
-    def begin_produce(
-        self,
-        leader: int,
-        transactional_id: str | None,
-        batches: Mapping[Place, bytes],
-        *,
-        acks: int,
-        request_timeout_ms: int,
-        answered: threading.Event,
-        connect_within_ms: int,
-    ) -> ProduceInFlight:
-        """Pass a Produce request with at most one batch per partition to the client's thread."""
-        # `answered` is set when it is answered or lost, or with acks=0 when it is sent. At most five requests
-        # of all kinds may be under way to one leader (KIP-98).
-        topic_type = ProduceRequest.TopicProduceData
-        topic_data = [
-            topic_type(
-                name=topic,
-                partition_data=[topic_type.PartitionProduceData(index=i, records=data) for i, data in rows],
-            )
-            for topic, rows in _group_by_topic(batches.items()).items()
-        ]
-        request = ProduceRequest(
-            transactional_id=transactional_id,
-            acks=acks,
-            timeout_ms=request_timeout_ms,
-            topic_data=topic_data,
-            max_version=_PRODUCE_VERSION,
-        )
-
-        def begin(admin: Any) -> ProduceInFlight:
-            future = admin._manager.call_soon(admin._manager.send, request, leader, request_timeout_ms)
-            future.add_both(lambda _: answered.set())
-            return ProduceInFlight(batches, future, lambda: self._wire._admin is not admin)
-
-        return self._wire.attempt("write records", begin, connect_within_ms=connect_within_ms)
-
-    def finish_produce(self, request: ProduceInFlight) -> dict[Place, BatchAnswer]:
-        """Return the answer for each batch of a request that is done."""
-
-        def finish(_admin: Any) -> dict[Place, BatchAnswer]:
-            response = request._response()
-            if response is None:
-                # With acks=0 there is no answer.
-                return dict.fromkeys(request.places, BatchAnswer(0))
-            return {
-                (topic.name, row.index): BatchAnswer(
-                    int(row.error_code), int(row.base_offset), row.error_message or ""
-                )
-                for topic in response.responses
-                for row in topic.partition_responses
-            }
-
-        if request._is_orphan():
-            # Another loss on this wire has closed the request's connection.
-            raise self._wire._make_unavailable_error("write records", None)
-        return self._wire.attempt(
-            "write records", finish, refused=lambda code: dict.fromkeys(request.places, BatchAnswer(code))
-        )
 
 
 #: Shorter than the ten minutes of brokers; a running stream uses its connections more often.

@@ -63,10 +63,6 @@ def take_tls(left: dict[str, str]) -> ssl.SSLContext | None:
     return context
 
 
-def _context_of(options: Mapping[str, str]) -> ssl.SSLContext:
-    return take_tls(dict(options)) or ssl.create_default_context()
-
-
 def _check_store(store: str, inline: list[str], options: Mapping[str, str]) -> None:
     kind, location = options.get(f"ssl.{store}.type", "JKS"), options.get(f"ssl.{store}.location")
     given = [name for name in inline if name in options]
@@ -416,9 +412,19 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
     if jaas is None and not wanted:
         return {}
     if mechanism == "OAUTHBEARER":
-        source = take_token_source(left, _jaas_options(jaas, mechanism), _context_of)
+        source = take_token_source(left, _jaas_options(jaas, mechanism), take_tls)
         return {"sasl_mechanism": mechanism, **source}
-    user, password = _jaas_login(jaas, mechanism)
+    fields, module = _jaas_options(jaas, mechanism) or {}, _SASL_MODULES[mechanism]
+    user, password = fields.get("username"), fields.get("password")
+    is_token = fields.get("tokenauth", "").lower() == "true"
+    if is_token or not user or not password:
+        # The error never contains a part of `jaas`.
+        raise make_option_error(
+            "sasl.jaas.config",
+            "Python cannot use a delegation token" if is_token else f"{mechanism} needs one of its form",
+            f'write it as: {module} required username="..." password="...";',
+            missing=jaas is None,
+        )
     if mechanism != "PLAIN":
         # Both are separators in SCRAM (RFC 5802), which kafka-python does not escape.
         user = user.replace("=", "=3D").replace(",", "=2C")
@@ -436,21 +442,6 @@ def _jaas_options(jaas: str | None, mechanism: str) -> dict[str, str] | None:
     if entry is None or entry[1].rpartition(".")[2] != _SASL_MODULES[mechanism].rpartition(".")[2]:
         return None
     return {name: _unquote(value) for name, value in re.findall(_JAAS_OPTION, entry[2])}
-
-
-def _jaas_login(jaas: str | None, mechanism: str) -> tuple[str, str]:
-    """Return name and password; the error never contains a part of `jaas`."""
-    fields = _jaas_options(jaas, mechanism) or {}
-    module = _SASL_MODULES[mechanism]
-    token = fields.get("tokenauth", "").lower() == "true"
-    if token or not fields.get("username") or not fields.get("password"):
-        raise make_option_error(
-            "sasl.jaas.config",
-            "Python cannot use a delegation token" if token else f"{mechanism} needs one of its form",
-            f'write it as: {module} required username="..." password="...";',
-            missing=jaas is None,
-        )
-    return fields["username"], fields["password"]
 
 
 def _unquote(text: str) -> str:

@@ -54,12 +54,12 @@ _USED_SHARE = 0.8
 _REFUSALS = (400, 401, 403)
 _CLOCK = SystemClock()
 
-#: Makes the endpoint's SSL context from options by Kafka's names.
-ContextOf = Callable[[Mapping[str, str]], ssl.SSLContext]
+#: Makes the endpoint's SSL context from options by Kafka's names; None if there are none of them.
+TakeTls = Callable[[dict[str, str]], ssl.SSLContext | None]
 
 
 def take_token_source(
-    left: dict[str, str], jaas: Mapping[str, str] | None, context_of: ContextOf
+    left: dict[str, str], jaas: Mapping[str, str] | None, take_tls: TakeTls
 ) -> dict[str, object]:
     """Take the options of OAUTHBEARER out of `left` and translate them for kafka-python."""
     given = {name: left.pop(name) for name in OAUTH_OPTIONS & left.keys()}
@@ -106,7 +106,7 @@ def take_token_source(
         given.get(_URLENCODE, "false").lower() == "true",
         tuple(sorted((name, value) for name, value in jaas.items() if name.startswith("ssl."))),
     )
-    return {"sasl_oauth_token_provider": Tokens(source, extensions, context_of)}
+    return {"sasl_oauth_token_provider": Tokens(source, extensions, take_tls)}
 
 
 def make_option_error(option: str, why: str, what_to_do: str, *, missing: bool = False) -> ConfigError:
@@ -148,13 +148,13 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         self,
         source: TokenSource,
         extensions: Mapping[str, str],
-        context_of: ContextOf,
+        take_tls: TakeTls,
         *,
         clock: Clock = _CLOCK,
     ) -> None:
         super().__init__()
         self._source, self._extensions = source, dict(extensions)
-        self._context_of, self._clock = context_of, clock
+        self._take_tls, self._clock = take_tls, clock
 
     def token(self) -> str:
         """Return the cached token, or fetch a new one if less than a fifth of its lifetime is left."""
@@ -215,7 +215,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
         )
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if source.tls:
-            handlers.append(urllib.request.HTTPSHandler(context=self._context_of(dict(source.tls))))
+            handlers.append(urllib.request.HTTPSHandler(context=self._take_tls(dict(source.tls))))
         opener = urllib.request.build_opener(*handlers)
         with opener.open(request, timeout=source.read_timeout_ms / 1000) as answer:
             return bytes(answer.read(_MOST_ANSWER_BYTES))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 import kafka.errors as kafka_errors
@@ -15,11 +16,9 @@ from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
     BatchHeader,
-    Codec,
     CorruptBatch,
     DecodedRecords,
     RawBatch,
-    TimestampType,
     UnsupportedFormat,
     batches,
     control_type,
@@ -29,16 +28,14 @@ from flinkish_spark.connectors.kafka.client.batches import (
 from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     WIRES,
-    FetchClient,
     Isolation,
     KafkaWire,
-    Marker,
-    PendingFetch,
-    RawSlice,
     WirePool,
     describe_code,
 )
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchClient, Marker, PendingFetch, RawSlice
 from flinkish_spark.connectors.kafka.client.settings import DOUBT_MS, ReaderSettings
 from flinkish_spark.core.clock import Clock, SystemClock, tries
 from flinkish_spark.core.errors import (
@@ -51,6 +48,7 @@ from flinkish_spark.types.record_time import check_times
 
 #: Assumed record size before the first answer; smallest size of a Fetch.
 _GUESSED_RECORD_BYTES, _LEAST_BYTES = 1024, 64 * 1024
+_ABSENT = "Kafka does not know the topic or the partition"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +175,7 @@ class RangeFetches:
         if error is kafka_errors.OffsetOutOfRangeError:
             return self._handle_out_of_range()
         if error is kafka_errors.UnknownTopicOrPartitionError:
-            return self._handle_absent()
+            return self._handle_loss(self._position, self._end, _ABSENT)
         self._doubt = None
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
@@ -215,7 +213,7 @@ class RangeFetches:
         try:
             first, end = self._bounds()
         except InputLostError:
-            return self._handle_absent()
+            return self._handle_loss(self._position, self._end, _ABSENT)
         if self._position < first:
             why = f"the log starts at {first}"
             return self._handle_loss(self._position, min(first, self._end), why)
@@ -223,9 +221,6 @@ class RangeFetches:
             return self._handle_loss(self._position, self._end, f"the log ends at {end}")
         self._doubt = None
         return "the broker's answers contradict each other"
-
-    def _handle_absent(self) -> str:
-        return self._handle_loss(self._position, self._end, "Kafka does not know the topic or the partition")
 
     def _handle_loss(self, start: int, end: int, why: str) -> str:
         """Skip or report the loss of offsets from `start` to before `end` once it is confirmed."""
@@ -372,11 +367,12 @@ class RangeReader:
 
 def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
     """Group batches to decode at once; those of a group share timestamp type and leader epoch."""
+    key_of = attrgetter("timestamp_type", "partition_leader_epoch")
     group: list[RawBatch] = []
     size = 0
     for raw in batches:
         more = len(raw.body) * (1 if raw.header.codec is Codec.NONE else _EXPECTED_RATIO)
-        alike = group and _to_group_key(raw) == _to_group_key(group[0])
+        alike = group and key_of(raw.header) == key_of(group[0].header)
         if group and (not alike or size + more > _DECODED_BYTES):
             yield group
             group, size = [], 0
@@ -384,10 +380,6 @@ def _groups(batches: Iterable[RawBatch]) -> Iterator[list[RawBatch]]:
         size += more
     if group:
         yield group
-
-
-def _to_group_key(raw: RawBatch) -> tuple[TimestampType, int]:
-    return raw.header.timestamp_type, raw.header.partition_leader_epoch
 
 
 def find_bounds(wire: KafkaWire, wanted: OffsetRange) -> tuple[int, int]:

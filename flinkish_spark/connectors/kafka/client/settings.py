@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flinkish_spark.connectors.kafka.client.batches import Codec
-from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, FetchLimits, Isolation
+from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Isolation
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchLimits
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import Choice, closest
 from flinkish_spark.protocol.ids import Place

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 
 import kafka.errors as kafka_errors
 
-from flinkish_spark.connectors.kafka.client import admission as faults
+from flinkish_spark.connectors.kafka.client import faults
 from flinkish_spark.connectors.kafka.client.batches import sequence_after
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
-from flinkish_spark.connectors.kafka.client.producer import Ticket, TransactionSession
+from flinkish_spark.connectors.kafka.client.session import Ticket, TransactionSession
 from flinkish_spark.connectors.kafka.client.settings import SharedProducer, StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient, abort_own, why_not_counted
 from flinkish_spark.protocol.ids import Place

@@ -27,19 +27,17 @@ from flinkish_spark.connectors.kafka.client.client import (
     END_TXN_VERSION,
     UNAUTHORIZED,
     UNSETTLED,
-    Batch,
     ConfirmationCounter,
     EndAction,
     Handle,
     Isolation,
     KafkaWire,
-    LogSlice,
-    Marker,
     TransactionView,
     WireClient,
     ask_until_settled,
     describe_code,
 )
+from flinkish_spark.connectors.kafka.client.fetch import Batch, LogSlice, Marker, fetch_headers
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.protocol.codec import StoredObject, read
@@ -163,7 +161,7 @@ class EvidenceReader:
         return finding
 
     def _fetch(self, place: Evidence, offset: int, isolation: Isolation, max_bytes: int) -> LogSlice:
-        seen = self._wire.fetch(place.topic, place.partition, offset, isolation, max_bytes)
+        seen = fetch_headers(self._wire, (place.topic, place.partition), offset, isolation, max_bytes)
         if seen.code in UNAUTHORIZED:
             raise AuthorizationError(
                 f"Kafka refuses this principal READ on topic {place.topic!r}, which is needed to tell "
@@ -311,11 +309,9 @@ class TransactionClient(WireClient):
         self._reader = EvidenceReader(wire)
 
     def commit(self, committable: KafkaCommittable) -> CommitAnswer:
-        """Make the records of a decided committable visible."""
         return self._end(committable, EndAction.COMMIT)
 
     def abort(self, committable: KafkaCommittable) -> CommitAnswer:
-        """Drop the records of a committable that was never decided."""
         return self._end(committable, EndAction.ABORT)
 
     def is_alive(self, committables: Iterable[KafkaCommittable]) -> dict[KafkaCommittable, Liveness]:
@@ -371,17 +367,22 @@ class TransactionClient(WireClient):
                 connect_within_ms=left_ms,
             ),
         )
+        name = one.transactional_id
         if not code:
-            return CommitAnswer(Outcome.COMMITTED, f"{one.transactional_id}: {action.value.lower()} accepted")
+            return CommitAnswer(Outcome.COMMITTED, f"{name}: {action.value.lower()} accepted")
         if lost_detail or code in UNSETTLED:
-            return CommitAnswer(
-                Outcome.RETRY, f"{one.transactional_id}: {lost_detail or describe_code(code)}"
-            )
+            return CommitAnswer(Outcome.RETRY, f"{name}: {lost_detail or describe_code(code)}")
         try:
             finding = self._reader.read(one.evidence, one.producer_id, one.producer_epoch)
         except BrokerUnavailableError as lost:
-            return CommitAnswer(Outcome.RETRY, f"{one.transactional_id}: {describe_code(code)}; {lost}")
-        return _conclude(action, finding, f"{one.transactional_id}: Kafka answered {describe_code(code)}")
+            return CommitAnswer(Outcome.RETRY, f"{name}: {describe_code(code)}; {lost}")
+        detail = f"{name}: Kafka answered {describe_code(code)}; {finding.detail}"
+        if action is EndAction.COMMIT:
+            return CommitAnswer(_COMMIT_OUTCOMES[finding.fate], detail, finding.fate is Fate.ABORTED)
+        outcome = _ABORT_OUTCOMES[finding.fate]
+        if outcome is Outcome.FENCED:
+            detail = f"was committed by another owner ({detail})"
+        return CommitAnswer(outcome, detail)
 
     def _ask_until_settled(self, transactional_id: str, ask: Callable[[int], int]) -> tuple[int, str]:
         """Ask until the coordinator is settled; return the last code, and the error if nobody answered."""
@@ -444,14 +445,3 @@ _ABORT_OUTCOMES = {
     Fate.GONE: Outcome.ALREADY_COMMITTED,
     Fate.UNDECIDED: Outcome.RETRY,
 }
-
-
-def _conclude(action: EndAction, finding: Finding, said: str) -> CommitAnswer:
-    if action is EndAction.COMMIT:
-        return CommitAnswer(
-            _COMMIT_OUTCOMES[finding.fate], f"{said}; {finding.detail}", finding.fate is Fate.ABORTED
-        )
-    outcome = _ABORT_OUTCOMES[finding.fate]
-    if outcome is Outcome.FENCED:
-        return CommitAnswer(outcome, f"was committed by another owner ({said}; {finding.detail})")
-    return CommitAnswer(outcome, f"{said}; {finding.detail}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
 
 from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
@@ -36,7 +38,7 @@ class OffsetFinder:
         wanted = self._options.subscription
         if wanted.pattern:
             return frozenset(list_places(self._admin.find_matching_topics(TopicPattern(wanted.pattern))))
-        assigned = _group_by_topic(wanted.assigned)
+        assigned = {t: tuple(p for _, p in at) for t, at in groupby(sorted(wanted.assigned), itemgetter(0))}
         names = set(assigned or wanted.topics)
         counts = self._admin.partition_counts(names)
         missing = sorted(names - counts.keys())
@@ -100,13 +102,6 @@ class OffsetFinder:
 
     def _ask_by_time(self, wanted: Mapping[Place, int]) -> dict[Place, int | None]:
         return self._admin.offsets_at(wanted, self._options.reader.isolation)
-
-
-def _group_by_topic(places: Iterable[Place]) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
-    for topic, partition in sorted(places):
-        found[topic] = (*found.get(topic, ()), partition)
-    return found
 
 
 def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], option: str) -> None:

@@ -37,15 +37,16 @@ from flinkish_spark.connectors.kafka.chaining.upstream import (
     SharedPlan,
     describe_status,
 )
-from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, GroupCommit, KafkaAdmin
+from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, BarrierScanner, SeenBarrier
 from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder, TopicWatch
 from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, SourceOptions
+from flinkish_spark.connectors.kafka.offsets import store_offsets
 from flinkish_spark.connectors.rates import TokenBucket
+from flinkish_spark.connectors.splits import ask_once
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.offset_log import OFFSET_KEY
-from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.stream_readers import (
     TELLS_READERS,
@@ -57,7 +58,6 @@ from flinkish_spark.core.stream_readers import (
 from flinkish_spark.core.upstream_cut import CutState, place_of
 from flinkish_spark.protocol.alignment import encode_announced_channel
 from flinkish_spark.protocol.control_offset import ControlOffset, TimeOffer
-from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, Place
 from flinkish_spark.protocol.input_gate import BarrierKind
 from flinkish_spark.protocol.plan_layout import OWN_KEYS
@@ -192,16 +192,12 @@ class GroupOffsets:
         try:
             if self._admin is None:
                 self._admin = KafkaAdmin(self._options.connection, timeout_ms=_TIMEOUT_MS)
-            answer = self._admin.commit_offsets(group, offsets)
+            store_offsets(self._admin, group, offsets)
         except FlinkishError as error:
             LOG.warning("the offsets of group '%s' are stored later: %s", group, error)
             self._not_before = time.monotonic() + _BACK_OFF_S
-            return
-        if answer is GroupCommit.ACTIVE_MEMBERS:
-            LOG.warning("the group '%s' has active members, so its offsets cannot be stored", group)
-            self._not_before = time.monotonic() + _BACK_OFF_S
-            return
-        self._committed = dict(offsets)
+        else:
+            self._committed = dict(offsets)
 
 
 #: The control offset of a plain query, and of a job before its driver has written one.
@@ -244,20 +240,14 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         if not self._options.first_offsets:
             return {**self._to_offset(self._finder.starting(), NO_CONTROL), START_KEY: True}
-        return self._to_offset(plan.from_json(self._read_first_offsets()["offsets"]), NO_CONTROL)
-
-    def _read_first_offsets(self) -> dict[str, Any]:
-        """Return the job's first offsets; record them at the first start."""
         # A rewind to before the first micro-batch must begin there again, not at the later end of the topic.
         # Key by subscription: no two sources of a job read one topic.
         digest = hashlib.sha256(repr(self._options.subscription).encode()).hexdigest()
-        folder, key = self._options.first_offsets, f"first-offsets/{digest[:16]}.json"
-        store = StoreSpec.from_text(folder).open()
-        objects = SealedObjects(store, folder)
-        if objects.optional(key, "first-offsets", dict) is None:
-            first = {"offsets": plan.to_json(self._finder.starting())}
-            store.create_if_absent(key, seal("first-offsets", first))
-        return objects.read(key, "first-offsets", dict)
+        place, key = StoreSpec.from_text(self._options.first_offsets), f"first-offsets/{digest[:16]}.json"
+        first = ask_once(
+            place, key, "first-offsets", lambda: {"offsets": plan.to_json(self._finder.starting())}
+        )
+        return self._to_offset(plan.from_json(first["offsets"]), NO_CONTROL)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_per_trigger
@@ -278,7 +268,9 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return first_end if first_end == logged else {**first_end, BEGAN_KEY: logged}
         # Spark asks for a new end only after the micro-batch before it is in commits/.
         self._group.commit(begin)
-        offered = ControlOffset.find_newest([start]).merge_max(self._read_offer())
+        path = self._options.control_path
+        now = to_control_offset(read_control(path)) if path else NO_CONTROL
+        offered = ControlOffset.find_newest([start]).merge_max(now)
         self._wait_a_little()
         self._newest = self._watch.ends(begin)
         end = self._cap(begin, self._newest)
@@ -334,10 +326,6 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return False
         waited_ms = (time.monotonic() - self._last_batch_at) * 1000
         return plan.count_available(begin, end) < least and waited_ms < self._options.max_trigger_delay_ms
-
-    def _read_offer(self) -> ControlOffset:
-        path = self._options.control_path
-        return to_control_offset(read_control(path)) if path else NO_CONTROL
 
     def _to_offset(self, offsets: Mapping[Place, int], control: ControlOffset) -> dict[str, Any]:
         said = control.to_json() if self._options.control_path else {}

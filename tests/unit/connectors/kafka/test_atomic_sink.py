@@ -15,7 +15,7 @@ from flinkish_spark.checkpoint.staging import StagingContext
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, Owners
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.producer import Ticket
+from flinkish_spark.connectors.kafka.client.session import Ticket
 from flinkish_spark.connectors.kafka.client.settings import SharedProducer
 from flinkish_spark.connectors.kafka.client.shared_transaction import SHARED_TASK, why_other_attempts
 from flinkish_spark.connectors.kafka.client.transactions import (

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.connectors.kafka.client.client import Batch, LogSlice, Marker
+from flinkish_spark.connectors.kafka.client import transactions
+from flinkish_spark.connectors.kafka.client.fetch import Batch, LogSlice, Marker
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
     EvidenceReader,
@@ -117,7 +118,7 @@ class SlowLog:
     def __init__(self, end: int) -> None:
         self.clock, self.end, self.asked = ManualClock(), end, list[int]()
 
-    def fetch(self, topic: str, partition: int, offset: int, *_: object) -> LogSlice:
+    def fetch_headers(self, _wire: object, _place: object, offset: int, *_: object) -> LogSlice:
         self.asked.append(offset)
         self.clock.now_ms += 1_000
         if offset == self.end:
@@ -127,9 +128,10 @@ class SlowLog:
         return LogSlice(0, 0, 100, self.end + 1, (), (Batch(offset, last, *of, 1_000),))
 
 
-def test_a_scan_that_takes_too_long_goes_on_where_it_was() -> None:
+def test_a_scan_that_takes_too_long_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """The marker lies ten seconds of reading behind the record: each question began anew, for ever."""
     log: Any = SlowLog(end=10_100)
+    monkeypatch.setattr(transactions, "fetch_headers", log.fetch_headers)
     reader = EvidenceReader(log, patience_ms=2_000)
     fates = [reader.read(PLACE, PRODUCER, EPOCH).fate for _ in range(4)]
     assert fates[0] is Fate.UNDECIDED and fates[-1] is Fate.COMMITTED

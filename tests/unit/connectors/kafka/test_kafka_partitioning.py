@@ -12,11 +12,7 @@ import pyarrow.compute as pc
 import pytest
 from kafka.partitioner import murmur2 as murmur2_of_kafka_python
 
-from flinkish_spark.connectors.kafka.client.admission import (
-    murmur2,
-    partitions_for_keys,
-    row_hashes,
-)
+from flinkish_spark.connectors.kafka.client.admission import murmur2, partitions_for_keys, row_hashes
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.core.errors import SchemaError
 from tests.support.effort import seeds

@@ -22,7 +22,6 @@ from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchB
 from flinkish_spark.connectors.kafka.client.batches import (
     BATCH_OVERHEAD,
     HEADERS_TYPE,
-    Codec,
     CorruptBatch,
     DecodedRecords,
     EncodedBatch,
@@ -31,16 +30,15 @@ from flinkish_spark.connectors.kafka.client.batches import (
     UnsupportedFormat,
     all_within,
     batches,
-    compress,
     control_type,
     decode,
-    decompress,
     encode_batches,
     record_sizes,
     sequence_after,
     verify,
 )
-from flinkish_spark.connectors.kafka.client.client import Marker
+from flinkish_spark.connectors.kafka.client.codecs import Codec, compress, decompress
+from flinkish_spark.connectors.kafka.client.fetch import Marker
 from flinkish_spark.core.errors import BadRecordError, EnvironmentFault, SchemaError
 from tests.support.effort import seeds
 

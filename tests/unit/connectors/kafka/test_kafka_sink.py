@@ -14,17 +14,11 @@ from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, 
 from flinkish_spark.connectors.formats.avro_encoder import derive_schema
 from flinkish_spark.connectors.kafka.client import admin
 from flinkish_spark.connectors.kafka.client.admission import Admission, OutgoingRecords, prepend_headers
-from flinkish_spark.connectors.kafka.client.batches import (
-    HEADERS_TYPE,
-    Codec,
-    batches,
-    decode,
-    encode_batches,
-    require_codec,
-)
+from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE, batches, decode, encode_batches
+from flinkish_spark.connectors.kafka.client.codecs import Codec, require_codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import Acks, OnRefusal, ProducerSettings, StagingSettings
-from flinkish_spark.connectors.kafka.source import letters_timeout_ms
+from flinkish_spark.connectors.kafka.input import letters_timeout_ms
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import Raw
 from flinkish_spark.types.ddl import parse_ddl

@@ -23,26 +23,20 @@ from kafka.errors import KafkaConnectionError
 from kafka.future import Future
 
 from flinkish_spark.checkpoint.failures import NOT_AUTHORIZED_MARKER
-from flinkish_spark.connectors.kafka.client import admission as faults
+from flinkish_spark.connectors.kafka.client import faults
 from flinkish_spark.connectors.kafka.client.admission import (
     OutgoingRecords,
-    Reaction,
     StickyPartitioner,
-    find_reaction,
     partitions_for_keys,
     split_by_partition,
     split_by_topic,
 )
-from flinkish_spark.connectors.kafka.client.batches import Codec, batches, decode
-from flinkish_spark.connectors.kafka.client.client import (
-    UNAUTHORIZED,
-    UNSETTLED,
-    BatchAnswer,
-    ProduceClient,
-    ProducerGrant,
-    TopicLayout,
-)
+from flinkish_spark.connectors.kafka.client.batches import batches, decode
+from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, ProducerGrant
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.faults import Reaction, find_reaction
+from flinkish_spark.connectors.kafka.client.produce import BatchAnswer, ProduceClient, TopicLayout
 from flinkish_spark.connectors.kafka.client.producer import (
     ABORT_BOUND_MS,
     StagedCounts,

@@ -14,16 +14,11 @@ import pytest
 from crc32c import crc32c
 
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
-from flinkish_spark.connectors.kafka.client.batches import Codec, CorruptBatch, batches, encode_batches
-from flinkish_spark.connectors.kafka.client.client import (
-    FetchAnswer,
-    FetchLimits,
-    Isolation,
-    Marker,
-    RawSlice,
-    WirePool,
-)
+from flinkish_spark.connectors.kafka.client.batches import CorruptBatch, batches, encode_batches
+from flinkish_spark.connectors.kafka.client.client import Isolation, WirePool
+from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.fetch import FetchAnswer, FetchLimits, Marker, RawSlice
 from flinkish_spark.connectors.kafka.client.reader import (
     FetchedBatches,
     OffsetRange,
