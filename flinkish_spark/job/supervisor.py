@@ -116,7 +116,8 @@ class Supervisor:
         self._writer: EpochWriter | None = None
         self.progress = JobProgress()
         self.control = JobControl(engine.why_no_savepoint_at)
-        self._catch_up = CatchUp(len(engine.operators), is_wanted=settings.until is not None)
+        is_endless = settings.until is None
+        self._catch_up = CatchUp(is_wanted=False) if is_endless else CatchUp(len(engine.operators))
         look_ms = LOOK_MS if settings.job_dir.is_local else LOOK_IN_BUCKET_MS
         self._outside = RequestWatcher(
             job_dir,
