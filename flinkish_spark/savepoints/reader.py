@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +26,7 @@ from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session import move_to_session
 from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
-from flinkish_spark.checkpoint.state_files import checksum_names
+from flinkish_spark.checkpoint.state_files import checksum_names, correct_schema_paths
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, StoreError
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.forks import skip_in_children
@@ -105,7 +106,7 @@ class RetainedState:
     def operators(self, uid: str) -> Mapping[str, StateInstance]:
         return {one.chain: one for one in self.layout.states if one.uid == uid}
 
-    def view(self, operator: StateInstance, scratch: StoreSpec) -> StoreSpec:
+    def view(self, number: int, uid: str, scratch: StoreSpec) -> StoreSpec:
         """Make a folder in the layout of the query's checkpoint; it is deleted when this process ends."""
         made = scratch.to_child(f"flinkish-state-{uuid.uuid4().hex}")
         atexit.register(skip_in_children(_delete_view), made)
@@ -115,11 +116,12 @@ class RetainedState:
         view, batch = made.open(), self.manifest.batch
         for log in (OFFSETS, COMMITS):
             view.put(f"{log}/{batch}", self.manifest.log[f"{log}/{batch}"].encode())
-        own = (f"{operator.number}/", f"{BASES}/{operator.uid}/")
+        own = (f"{number}/", f"{BASES}/{uid}/")
         wanted = {name: size for name, size in self.manifest.files.items() if name.startswith(own)}
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             for _ in pool.map(lambda name: self._bring(name, wanted[name], made), wanted):
                 pass
+        correct_schema_paths(view, STATE, f"{made.hadoop_url}/{STATE}")
         return made
 
     def _bring(self, name: str, size_bytes: int, view: StoreSpec) -> None:
@@ -405,7 +407,24 @@ def _open_in_checkpoint(
     if not numbers:
         raise _to_missing_error(place, "operator", uid, {one.uid for one in retained.layout.operators})
     operator = numbers[str(_choose_chain(uid, chain, numbers))]
-    view = retained.view(operator, views)
+    view = retained.view(operator.number, uid, views)
+    frame = filter_instance(_load_with_spark(spark, retained, operator.number, view), operator)
+    values = frame.select(F.col("value.groupState.value").alias("value"))
+    # Bases of a job on a disk are linked into the view; in a bucket they stay where they are.
+    bases = view.to_child(f"{STATE}/{BASES}/{uid}")
+    if not root.is_local:
+        bases = bases_of(root.to_child(BASES), uid, operator.chain)
+    return StoredState(place, uid, values, StoreValues(bases, uid))
+
+
+def _load_with_spark(
+    spark: SparkSession,
+    retained: RetainedState,
+    number: int,
+    view: StoreSpec,
+    options: Mapping[str, str] = MappingProxyType({}),
+) -> DataFrame:
+    """Read the state of one of Spark's operators, which a view has, by Spark's own reader of state."""
     pass_on(spark, view)
     try:
         # Spark decides about the store's format while it loads.
@@ -413,21 +432,16 @@ def _open_in_checkpoint(
         # Accessing `streams` creates the coordinator to which state stores report; without it RocksDB
         # snapshots cannot be read in a session that has had no query.
         _ = own.streams.active
-        state = own.read.format("statestore").option("batchId", str(retained.manifest.batch))
-        found = state.option("operatorId", str(operator.number)).load(view.hadoop_url)
-        frame = move_to_session(filter_instance(found, operator), spark)
+        state = own.read.format("statestore").options(**options)
+        state = state.option("batchId", str(retained.manifest.batch)).option("operatorId", str(number))
+        return move_to_session(state.load(view.hadoop_url), spark)
     except Exception as error:
+        checkpoint = retained.manifest.checkpoint
         raise SavepointError(
-            f"Spark cannot read the state of {place}",
+            f"Spark cannot read the state of checkpoint {checkpoint} of {retained.place.url}",
             why=describe_error(error),
             what_to_do="run the Spark version that wrote it; the job is not affected",
         ) from error
-    values = frame.select(F.col("value.groupState.value").alias("value"))
-    # Bases of a job on a disk are linked into the view; in a bucket they stay where they are.
-    bases = view.to_child(f"{STATE}/{BASES}/{uid}")
-    if not root.is_local:
-        bases = bases_of(root.to_child(BASES), uid, operator.chain)
-    return StoredState(place, uid, values, StoreValues(bases, uid))
 
 
 def _check_scratch(spark: SparkSession, root: StoreSpec, scratch: str | Path | None) -> StoreSpec:
@@ -515,6 +529,58 @@ def read_state(
     schema = stored.schema(name)
     read = ReadEntries(stored.values, STATE_SECTION + name, schema)
     return stored.rows.mapInArrow(read, reader_columns(schema))
+
+
+def read_native_state(
+    spark: SparkSession,
+    path: str | Path,
+    uid: str,
+    *,
+    operator: int = 0,
+    options: Mapping[str, str] | None = None,
+    checkpoint: int | None = None,
+    scratch: str | Path | None = None,
+    store_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """Return the state that Spark itself keeps for a DataFrame or transform, in a retained checkpoint.
+
+    Parameters
+    ----------
+    spark, path, checkpoint, scratch, store_options
+        As of :func:`read_state`; the path is that of a job directory.
+    uid
+        Uid of the source whose records the DataFrame or transform computes.
+    operator
+        Which of its operators with state, from the end of the query; 0 is the last one.
+    options
+        Further options of Spark's reader, such as ``{"joinSide": "left"}`` for a join of two streams, or
+        ``{"stateVarName": "count"}`` for `transformWithState`.
+
+    Returns
+    -------
+    DataFrame
+        The columns of Spark's state data source: `key`, `value`, `partition_id`.
+
+    Raises
+    ------
+    CheckpointNotRetainedError
+        The job directory does not have the checkpoint any more; lists those that it has.
+    SavepointMisfit
+        There is no such operator; lists those that exist.
+
+    Examples
+    --------
+    >>> read_native_state(spark, "/data/jobs/orders", "totals").select("key.*", "value.*")  # doctest: +SKIP
+    """
+    root, checkpoint = _resolve_place(place_of(path, store_options), checkpoint)
+    views = _check_scratch(spark, root, scratch)
+    retained = find_retained_state(root, checkpoint)
+    numbers = [one.number for one in retained.layout.natives if one.uid == uid]
+    if operator not in range(len(numbers)):
+        there = (f"{one.uid} ({one.what})" for one in retained.layout.natives)
+        raise _to_missing_error(root.url, "operator of Spark's own", f"{uid}' number '{operator}", there)
+    view = retained.view(numbers[operator], uid, views)
+    return _load_with_spark(spark, retained, numbers[operator], view, options or {})
 
 
 def read_timers(

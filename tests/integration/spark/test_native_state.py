@@ -13,6 +13,8 @@ from flinkish_spark import DeltaSink, KeyedProcessFunction, Upsert, ValueStateDe
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
+from flinkish_spark.savepoints.files import SavepointMisfit
+from flinkish_spark.state_processor import read_native_state
 from tests.support.jobs import await_that, environment, failure_of, read_delta, run_until, running
 
 ORDER = "user STRING, ts TIMESTAMP, amount LONG"
@@ -108,6 +110,12 @@ def test_an_aggregate_in_front_of_a_keyed_operator_over_two_starts(spark, job_di
     run_until(job(), lambda _: (tmp_path / "table").exists() and table().total() == 2)
     # Our operator is above the aggregate in the plan, so Spark gives it the first number.
     assert numbers_of_operators(job_dir) == {0: "applyInPandasWithState", 1: "stateStoreSave"}
+    state = read_native_state(spark, str(job_dir), "totals", scratch=str(tmp_path))
+    assert [row.asDict() for row in state.select("key.user", "value.sum").collect()] == [
+        {"user": "ann", "sum": 5}
+    ]
+    with pytest.raises(SavepointMisfit, match=r"choose from: totals \(an aggregate"):
+        read_native_state(spark, str(job_dir), "totals", operator=1, scratch=str(tmp_path))
     put(tmp_path / "in", "2.json", ("ann", 25, 1))
     run_until(job(), lambda _: table().total() == 3)
     assert table() == Counter({("ann", 1): 1, ("ben", 1): 1, ("ann", 2): 1})

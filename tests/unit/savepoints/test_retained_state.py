@@ -63,7 +63,7 @@ def state_of(root: Path, checkpoint: int | None) -> RetainedState:
 
 
 def view_of(state: RetainedState, scratch: Path) -> Path:
-    return state.view(TOTALS, StoreSpec(str(scratch))).folder
+    return state.view(TOTALS.number, TOTALS.uid, StoreSpec(str(scratch))).folder
 
 
 def seen(view: Path) -> set[str]:
