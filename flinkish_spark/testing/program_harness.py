@@ -183,7 +183,9 @@ def _build_broadcast(function: Any, settings: Mapping[str, Any]) -> Program:
     def program(stream: DataStream, rules: DataStream) -> DataStream:
         first: Any = stream.key_by(*keys, key=settings.get("key_type")) if is_keyed else stream
         joined = first.connect(rules.broadcast(*states))
-        return _call(function, settings.get("output"), joined, uid=settings.get("uid", "operator"))
+        uid = settings.get("uid", "operator")
+        made: DataStream = joined.process(function, output=settings.get("output"), uid=uid)
+        return made
 
     return program
 

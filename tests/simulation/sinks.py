@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 from flinkish_spark.connectors.delta.committing import CommitResult
@@ -223,9 +224,9 @@ class SimDeltaCommits:
     def make_durable(self, path: str, whose: str, version: int | None = None) -> None:
         """Do nothing: a simulated table loses no version."""
 
-    def folders(self, path: str, folder: str) -> list[str]:
-        """Return nothing: what is staged are data files."""
-        return []
+    def files(self, path: str) -> Any:
+        """Return a folder without folders of merges: what is staged are data files."""
+        return SimpleNamespace(folders=lambda below: [])
 
     def newest_mark(self, path: str, app_id: str) -> Mark | None:
         """Return which checkpoint `app_id` committed last."""

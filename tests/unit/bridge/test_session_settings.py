@@ -187,7 +187,7 @@ def startable(meanwhile: Any = lambda: None) -> tuple[Any, Any]:
     spark = session()
     spark.streams = type("Streams", (), {"active": []})
     frame = type("Frame", (), {"writeStream": Writer(spark, meanwhile)})
-    return spark, type("Job", (), {"frame": frame, "deferred": None})
+    return spark, type("Job", (), {"frame": frame, "deferred": None, "output_mode": "append"})
 
 
 def start(spark: Any, job: Any, location: str) -> Any:

@@ -36,6 +36,7 @@ from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.protocol import restart as rules
+from tests.support.jobs import RunningTotal
 
 #: A session without a JVM: nothing of it is used before `execute`.
 SESSION = SparkSession.__new__(SparkSession)
@@ -221,7 +222,9 @@ def test_a_stream_refuses_what_it_cannot_use(call) -> None:
 @pytest.mark.parametrize("value", [True, 0, 1.0, "128", math.nan, 32_769])
 def test_key_groups_are_a_whole_number(value) -> None:
     with pytest.raises(ConfigError, match="max_parallelism is"):
-        stream().key_by("user").process(None, output="user STRING", uid="totals", max_parallelism=value)
+        stream().key_by("user").process(
+            RunningTotal(), output="user STRING", uid="totals", max_parallelism=value
+        )
 
 
 # -- restart strategies -----------------------------------------------------------------------------
