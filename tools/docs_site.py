@@ -49,7 +49,7 @@ API = (
     ("time", "Event time", ("functions.watermark_strategy",)),
     ("windows", "Windows", ("windows",)),
     ("joins", "Joins", ("joins",)),
-    ("patterns", "Patterns", ("cep", "functions")),
+    ("patterns", "Patterns", ("cep",)),
     ("kafka", "Kafka", ("connectors.kafka",)),
     ("delta", "Delta", ("connectors.delta",)),
     ("files", "Files", ("connectors.files",)),

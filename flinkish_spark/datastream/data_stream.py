@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from pyspark.resource import ResourceProfile
 from pyspark.sql import Column
 
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
@@ -22,7 +23,6 @@ from flinkish_spark.datastream.connected_streams import (
     check_same_job,
 )
 from flinkish_spark.datastream.keyed_stream import KeyedStream
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.plan_forms import markdown, print_tree
