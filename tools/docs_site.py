@@ -44,7 +44,7 @@ API = (
         ("functions.keyed", "functions.stream", "functions.aggregates", "core.elements"),
     ),
     ("batches", "Functions over batches", ("operators",)),
-    ("async", "Calls to systems outside", ("functions.async_io",)),
+    ("async", "Calls to systems outside", ("async_io",)),
     ("state", "State", ("state",)),
     ("time", "Event time", ("functions.watermark_strategy",)),
     ("windows", "Windows", ("windows",)),

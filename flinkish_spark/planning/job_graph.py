@@ -11,13 +11,13 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.sql import Column
 
 from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
 from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.contracts.source import Source, SourceNode
-from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.factories import BroadcastFunctions, FoldingWindows
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.optimizer import optimize
@@ -344,8 +344,8 @@ class _JobGraphBuilder:
                 assert settings is not None
                 kind, is_python, side = OperatorKind.FUNCTION, True, getattr(node.function, "side", None)
                 name = f"{settings.name} [{side}]" if side else settings.name
-                does = "lookup join" if hasattr(node.function, "join") else "function of single records"
-                does = "async function" if is_async(node.function) else does
+                function: Any = node.function
+                does = function.does
         runs_in = RunsIn.PYTHON if is_python else RunsIn.JVM
         tasks, runs = self._parallelism[node], self._runs[node]
         own = self.ids[node]
