@@ -32,14 +32,15 @@ from bench.timer_peers import OUTPUT as ALARMS
 from demo.app import RunningTotal
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition
+from flinkish_spark.cep.factories import Patterns
+from flinkish_spark.cep.functions import MeasuredMatches
+from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.datastream.pattern_stream import _Select
 from flinkish_spark.functions.aggregates import AggregateColumn, Fold
-from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.operators.columnar_aggregates import MergePartials
-from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.operators.process import KeyedProcessOperator
-from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Patterns, Windows, find_fields
+from flinkish_spark.planning.factories import FoldingColumns, FoldingWindows, Windows, find_fields
 from flinkish_spark.planning.sent_columns import (
     FoldPlan,
     Transport,

@@ -1,5 +1,14 @@
 """The public names of :mod:`flinkish_spark`, and where they come from: read when the package is imported."""
 
+from .async_io.functions import AsyncBatchFunction as AsyncBatchFunction
+from .async_io.functions import AsyncCall as AsyncCall
+from .async_io.functions import AsyncFunction as AsyncFunction
+from .async_io.functions import AsyncRetryStrategy as AsyncRetryStrategy
+from .async_io.functions import CallLimits as CallLimits
+from .async_io.functions import CircuitBreaker as CircuitBreaker
+from .async_io.functions import ToSide as ToSide
+from .async_io.functions import async_retry_predicates as async_retry_predicates
+from .async_io.functions import current_call as current_call
 from .bridge.session import configure_spark_with_delta_jars as configure_spark_with_delta_jars
 from .bridge.session import configure_spark_with_jars as configure_spark_with_jars
 from .bridge.session import configure_spark_with_packages as configure_spark_with_packages
@@ -114,15 +123,6 @@ from .functions.aggregates import AggregateColumn as AggregateColumn
 from .functions.aggregates import Emit as Emit
 from .functions.aggregates import Fold as Fold
 from .functions.aggregates import Ties as Ties
-from .functions.async_io import AsyncBatchFunction as AsyncBatchFunction
-from .functions.async_io import AsyncCall as AsyncCall
-from .functions.async_io import AsyncFunction as AsyncFunction
-from .functions.async_io import AsyncRetryStrategy as AsyncRetryStrategy
-from .functions.async_io import CallLimits as CallLimits
-from .functions.async_io import CircuitBreaker as CircuitBreaker
-from .functions.async_io import ToSide as ToSide
-from .functions.async_io import async_retry_predicates as async_retry_predicates
-from .functions.async_io import current_call as current_call
 from .functions.keyed import AggregateFunction as AggregateFunction
 from .functions.keyed import BroadcastProcessFunction as BroadcastProcessFunction
 from .functions.keyed import Context as Context

@@ -1,7 +1,7 @@
-"""Pattern matching on streams: patterns, their automata, and the matcher. Independent of Spark.
+"""Pattern matching on streams: patterns, their automata, the matcher, and the operators that run it.
 
-See docs/cep.md. The public names, which `__init__.pyi` lists, too, are imported on first use, since some of
-them are in packages above this one.
+See docs/cep.md. No package below `datastream` imports this one. The public names, which `__init__.pyi` lists,
+too, are imported on first use, since some of them are above this package.
 """
 
 import lazy_loader
@@ -13,9 +13,9 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "cep.pattern": ["Pattern"],
         "cep.stages": ["AfterMatchSkip", "OpenMatches", "Overflow", "WithinType"],
         "datastream.pattern_stream": ["CEP", "PatternStream"],
-        "functions.pattern_rules": ["PATTERN_RULES", "REFUSED_RULES", "PatternsFromStream"],
-        "functions.patterns": ["PatternContext", "PatternProcessFunction"],
-        "functions.row_patterns": [
+        "cep.patterns_from_stream": ["PATTERN_RULES", "REFUSED_RULES", "PatternsFromStream"],
+        "cep.functions": ["PatternContext", "PatternProcessFunction"],
+        "cep.row_patterns_from_stream": [
             "MATCH_FIELDS",
             "REFUSED_PATTERNS",
             "ROW_PATTERNS",

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flinkish_spark.core.elements import OutputType
-from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, raise_config_errors, to_ms, unusable
-from flinkish_spark.datastream.data_stream import DataStream
-from flinkish_spark.datastream.keyed_stream import KeyedStream
-from flinkish_spark.functions.async_io import (
+from flinkish_spark.async_io.functions import (
     NO_LIMITS,
     NO_RETRY_STRATEGY,
     AsyncBatchFunction,
@@ -18,8 +13,13 @@ from flinkish_spark.functions.async_io import (
     CallLimits,
     check_is_async,
 )
-from flinkish_spark.operators.async_wait import AsyncSpec
-from flinkish_spark.planning.async_calls import make_async_calls
+from flinkish_spark.async_io.transform import make_async_calls
+from flinkish_spark.async_io.wait import AsyncSpec
+from flinkish_spark.core.elements import OutputType
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.validation import instance_of, raise_config_errors, to_ms, unusable
+from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.planning.stream_graph import TransformNode
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.limits import check_whole

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from pyspark.resource import ResourceProfile
 from pyspark.sql import Column
 
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
@@ -22,14 +23,12 @@ from flinkish_spark.datastream.connected_streams import (
     check_same_job,
 )
 from flinkish_spark.datastream.keyed_stream import KeyedStream
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.plan_forms import markdown, print_tree
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
 from flinkish_spark.planning import declare, transforms
-from flinkish_spark.planning.async_calls import AsyncTransform
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
 from flinkish_spark.planning.job_graph import describe_stream
 from flinkish_spark.planning.partitioning import (
@@ -41,6 +40,7 @@ from flinkish_spark.planning.partitioning import (
     is_partitioning,
     make_custom_partitioning,
 )
+from flinkish_spark.planning.recorded_functions import RecordedTransform
 from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
     KeyedNode,
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
 
 
 #: Functions of single records that may emit to side outputs.
-_WITH_SIDES = (AsyncTransform, transforms.LookupTransform, transforms.ProcessTransform)
+_WITH_SIDES = (RecordedTransform, transforms.LookupTransform, transforms.ProcessTransform)
 
 
 class OperatorSettings:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from pyspark.sql import types as T
 
+from flinkish_spark.cep.factories import RowPatterns
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
@@ -39,7 +41,6 @@ from flinkish_spark.functions.keyed import (
     MapFunction,
     ReduceFunction,
 )
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.operators.process import FilterRecords, FlatMapRecords, MapRecords
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning import declare
@@ -53,7 +54,6 @@ from flinkish_spark.planning.factories import (
     Normalizing,
     Reducing,
     ReducingColumns,
-    RowPatterns,
 )
 from flinkish_spark.planning.stream_graph import KeyedEntry, StreamNode
 from flinkish_spark.protocol.durations import Duration

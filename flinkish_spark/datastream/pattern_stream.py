@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition
+from flinkish_spark.cep.factories import Patterns
+from flinkish_spark.cep.functions import Match, MeasuredMatches, PatternContext, PatternProcessFunction
 from flinkish_spark.cep.pattern import Pattern
+from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.cep.stages import OpenMatches, Skip
 from flinkish_spark.core.elements import OutputTag, OutputType, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
 from flinkish_spark.core.validation import check_function, function_object, function_of_two, instance_of
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
-from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternContext, PatternProcessFunction
-from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
-from flinkish_spark.planning.factories import Patterns
 from flinkish_spark.planning.stream_graph import KeyedEntry
 
 if TYPE_CHECKING:

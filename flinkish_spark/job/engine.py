@@ -16,6 +16,7 @@ from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.checkpoint.statistics import UserMetricKeeper
+from flinkish_spark.contracts.calls import AsyncStatistics
 from flinkish_spark.contracts.manifest import Manifest, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.contracts.source import JobPlace, SourceNode
@@ -27,7 +28,6 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.catch_up import CaughtUp
 from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
-from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.cancellation import CancellationRules
 from flinkish_spark.protocol.choices import Choice

@@ -43,6 +43,7 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.checkpoint.state_files import correct_schema_paths
+from flinkish_spark.contracts.calls import AsyncStatistics, CallPlace, Retention
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import (
     Committer,
@@ -70,9 +71,6 @@ from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery
 from flinkish_spark.job.inputs import DroppedRecords, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
-from flinkish_spark.operators.async_wait import AsyncStatistics
-from flinkish_spark.operators.recorded_answers import AnswerRetention
-from flinkish_spark.planning.async_calls import AsyncPlace
 from flinkish_spark.planning.job_graph import describe_job, name_operators
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
@@ -409,7 +407,7 @@ class SparkEngine:
         self._spark, self._graph, self._settings, self._job_dir = spark, graph, settings, job_dir
         self._checked: PlannedJob | None = None
         self._job = ""
-        self._retentions: dict[str, AnswerRetention] = {}
+        self._retentions: dict[str, Retention] = {}
         self._dropped = DroppedRecords()
 
     @property
@@ -496,7 +494,7 @@ class SparkEngine:
             partitions,
             beginning,
             marks_latency=settings.latencies is not None,
-            calls=AsyncPlace(settings.job_dir, self._job, workers, partial(_add_cost, self._costs)),
+            calls=CallPlace(settings.job_dir, self._job, workers, partial(_add_cost, self._costs)),
             bundles_per_partition=self._savepoints.bundles_per_partition(beginning),
             recorded=self._savepoints.find_layout(),
         )
@@ -526,7 +524,7 @@ class SparkEngine:
         batches = [staged.batch.value for staged in decision.batches]
         for recording in self._planned.recordings if batches else ():
             retention = self._retentions.setdefault(
-                recording.folder, AnswerRetention(self._job_dir.store, recording)
+                recording.folder, recording.make_retention(self._job_dir.store)
             )
             try:
                 self._job_dir.delete_all(retention.find_unneeded(decision.lineage.value, batches))

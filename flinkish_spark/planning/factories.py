@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.cep.conditions import Comparison
-from flinkish_spark.cep.expressions import Expression
-from flinkish_spark.cep.rows import RowsPerMatch
+from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
@@ -22,8 +20,6 @@ from flinkish_spark.functions.keyed import (
     KeyedBroadcastProcessFunction,
     ReduceFunction,
 )
-from flinkish_spark.functions.match_recognize import MatchRecognize, parse_comparison, parse_measures
-from flinkish_spark.functions.patterns import MeasuredMatches
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
 from flinkish_spark.operators.aggregates import AggregateOperator, ReduceOperator, make_element_reduce
 from flinkish_spark.operators.broadcast import KeyedBroadcastOperator
@@ -52,9 +48,7 @@ from flinkish_spark.operators.columnar_windows import (
     read_partials,
 )
 from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOperator, WindowCoGroupOperator
-from flinkish_spark.operators.patterns import PatternOperator, PatternSearch
 from flinkish_spark.operators.process import KeyedStreamOperator
-from flinkish_spark.operators.row_patterns import RowPatternOperator
 from flinkish_spark.operators.window_loop import LoopedWindows, make_looped_windows
 from flinkish_spark.operators.windowing import WindowOperator, window_operator
 from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
@@ -67,21 +61,9 @@ from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowCom
 from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
 
 
-class OperatorFactory(Protocol):
-    """A factory that makes an operator at each planning, when the fields of its inputs are known."""
-
-    @property
-    def needs_event_time(self) -> bool:
-        """True if the operator cannot work without timestamps."""
-
-    def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
-        """Return the operator for the fields of its inputs; called at each planning."""
-
-
 class _TtlFactory:
     """Base of factories whose operators keep state per key with a time to live."""
 
-    needs_event_time = False
     ttl: StateTtl | None
 
     def __post_init__(self) -> None:
@@ -89,7 +71,7 @@ class _TtlFactory:
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(OperatorFactory):
     spec: WindowSpec
     computation: WindowComputation
     #: Declared fields of the results, without the retraction field; None for the fields of the elements.
@@ -98,6 +80,10 @@ class Windows:
     @property
     def needs_event_time(self) -> bool:
         return self.spec.assigner.clock is TimeDomain.EVENT_TIME
+
+    @property
+    def display_name(self) -> str:
+        return type(self.spec.assigner).__name__
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator | LoopedWindows:
         element_type = ElementType(ddl_of(schemas[0]))
@@ -119,9 +105,11 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class Reducing(_TtlFactory):
+class Reducing(_TtlFactory, OperatorFactory):
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
+
+    display_name = "running reduce"
 
     def __post_init__(self) -> None:
         reducer("reduce", self.reduce)
@@ -132,17 +120,19 @@ class Reducing(_TtlFactory):
 
 
 @dataclass(frozen=True)
-class Aggregating(_TtlFactory):
+class Aggregating(_TtlFactory, OperatorFactory):
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
+
+    display_name = "running aggregate"
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         return AggregateOperator(self.aggregate, self.accumulator_type, self.ttl)
 
 
 @dataclass(frozen=True)
-class ChangelogFactory(_TtlFactory):
+class ChangelogFactory(_TtlFactory, OperatorFactory):
     #: Name of the field with the row kind.
     row_kind: str
     #: Time to live of the state of a key.
@@ -166,6 +156,8 @@ class ChangelogAggregating(ChangelogFactory):
     aggregate: AggregateFunction | None = None
     accumulator_type: StateType = ""
 
+    display_name = "aggregate over a changelog"
+
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         assert self.aggregate is not None
         at = self.find_kind_position(schemas[0])
@@ -177,6 +169,8 @@ class ChangelogFolding(ChangelogFactory):
     columns: tuple[AggregateColumn, ...] = ()
     #: Names of the key's fields.
     keys: tuple[str, ...] = ()
+
+    display_name = "fold over a changelog"
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         names = schemas[0].names
@@ -204,16 +198,20 @@ class ChangelogFolding(ChangelogFactory):
 class Normalizing(ChangelogFactory):
     """Makes a full changelog (with -U rows) from upserts."""
 
+    display_name = "changelog of upserts"
+
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         return NormalizeOperator(self.find_kind_position(schemas[0]), schemas[0], self.ttl)
 
 
 @dataclass(frozen=True)
-class FoldingElements(_TtlFactory):
+class FoldingElements(_TtlFactory, OperatorFactory):
     """A sum, minimum or maximum of a field, updated for each element."""
 
     aggregate: ElementAggregate
     ttl: StateTtl | None = None
+
+    display_name = "running fold"
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         ddl = ddl_of(schemas[0])
@@ -334,92 +332,6 @@ def find_fields(aggregation: ColumnAggregation) -> T.StructType:
     return kind
 
 
-@dataclass(frozen=True)
-class Patterns:
-    search: PatternSearch
-
-    @property
-    def needs_event_time(self) -> bool:
-        return self.search.clock is TimeDomain.EVENT_TIME
-
-    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        events, named = self._events(schemas[0]), self.search.time_field
-        at = None if named is None else _find_time_position(events, named)
-        said = {
-            leaf.text: parse_comparison(leaf.text, events, one.automaton.names)
-            for one in self.search.patterns
-            for leaf in one.automaton.leaves
-            if isinstance(leaf, Comparison)
-        }
-        search, function = replace(self.search, comparisons=said), self.search.function
-        if isinstance(function, MeasuredMatches):
-            told, _ = self._measures(events, function)
-            search = replace(search, function=MeasuredMatches(function.text, function.lost, told))
-        return PatternOperator(search, ElementType(ddl_of(events)), at)
-
-    def find_output(self, *schemas: T.StructType) -> T.StructType:
-        function = self.search.function
-        assert isinstance(function, MeasuredMatches)
-        return self._measures(self._events(schemas[0]), function)[1]
-
-    def _measures(
-        self, events: T.StructType, function: MeasuredMatches
-    ) -> tuple[list[Expression], T.StructType]:
-        names = dict.fromkeys(name for one in self.search.patterns for name in one.automaton.names)
-        return parse_measures(function.text, events, names)
-
-    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
-        tag = self.search.late_output
-        return [] if tag is None else [(tag, self._events(schemas[0]))]
-
-    def _events(self, schema: T.StructType) -> T.StructType:
-        return T.StructType(schema.fields[: len(schema) - len(self.search.column_conditions)])
-
-
-@dataclass(frozen=True)
-class RowPatterns:
-    said: MatchRecognize
-    #: The fields among the key's columns; with one row per match they are the first output columns.
-    keys: tuple[str, ...]
-    late_output: OutputTag | None = None
-    needs_event_time = True
-
-    def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
-        fields = schemas[0]
-        search, _ = self.said.search(fields)
-        order = self.said.order
-        at = None if order is None else _find_time_position(fields, order)
-        return RowPatternOperator(
-            search, ElementType(ddl_of(fields)), at, self._find_key_positions(fields), self.late_output
-        )
-
-    def find_output(self, *schemas: T.StructType) -> T.StructType:
-        fields = schemas[0]
-        search, measures = self.said.search(fields)
-        own = fields.fields
-        if search.rows is RowsPerMatch.ONE_ROW:
-            own = [fields[place] for place in self._find_key_positions(fields)]
-        return T.StructType([*(T.StructField(one.name, one.dataType) for one in own), *measures])
-
-    def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
-        return [] if self.late_output is None else [(self.late_output, schemas[0])]
-
-    def _find_key_positions(self, fields: T.StructType) -> list[int]:
-        names = [name.lower() for name in fields.names]
-        return [names.index(key.lower()) for key in self.keys if key.lower() in names]
-
-
-def _find_time_position(fields: T.StructType, name: str) -> int:
-    for place, field in enumerate(fields):
-        if field.name.lower() == name.lower() and isinstance(field.dataType, T.LongType | T.TimestampType):
-            return place
-    raise SchemaError(
-        f"the field '{name}' cannot be the time of events",
-        why=f"the fields are {fields.simpleString()}",
-        what_to_do="name a field of type LONG, in milliseconds, or TIMESTAMP",
-    )
-
-
 KeyedJoin = IntervalJoin | WindowJoin | WindowCoGroup | TemporalJoin
 #: Placeholder for the type of an input until it is known.
 UNKNOWN_TYPE = "unknown STRING"
@@ -428,7 +340,7 @@ _RIGHT = "right_"
 
 
 @dataclass(frozen=True)
-class Joining:
+class Joining(OperatorFactory):
     #: The join as declared, with :data:`UNKNOWN_TYPE` for the types of the inputs.
     join: KeyedJoin
 
@@ -437,6 +349,10 @@ class Joining:
         if isinstance(self.join, WindowJoin | WindowCoGroup):
             return self.join.windows.assigner.clock is TimeDomain.EVENT_TIME
         return True
+
+    @property
+    def display_name(self) -> str:
+        return type(self.join).__name__
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         left, right = map(ddl_of, schemas)

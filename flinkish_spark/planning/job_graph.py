@@ -11,19 +11,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.sql import Column
 
 from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
+from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.contracts.source import Source, SourceNode
-from flinkish_spark.planning.async_calls import is_async
-from flinkish_spark.planning.factories import (
-    BroadcastFunctions,
-    FoldingWindows,
-    Joining,
-    Patterns,
-    Windows,
-)
+from flinkish_spark.planning.factories import BroadcastFunctions, FoldingWindows
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.optimizer import optimize
 from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, Rescale, is_partitioning
@@ -349,8 +344,8 @@ class _JobGraphBuilder:
                 assert settings is not None
                 kind, is_python, side = OperatorKind.FUNCTION, True, getattr(node.function, "side", None)
                 name = f"{settings.name} [{side}]" if side else settings.name
-                does = "lookup join" if hasattr(node.function, "join") else "function of single records"
-                does = "async function" if is_async(node.function) else does
+                function: Any = node.function
+                does = function.does
         runs_in = RunsIn.PYTHON if is_python else RunsIn.JVM
         tasks, runs = self._parallelism[node], self._runs[node]
         own = self.ids[node]
@@ -419,33 +414,23 @@ def _describe_key(key: Key) -> str:
 
 #: Display names of operators that no user's class names.
 _OF_OURS = {
-    "Aggregating": "running aggregate",
     "AggregatingColumns": "running aggregate",
-    "ChangelogAggregating": "aggregate over a changelog",
-    "ChangelogFolding": "fold over a changelog",
     "CoFlatMapRecords": "flat_map with state",
     "CoMapRecords": "map with state",
     "FilterRecords": "filter with state",
     "FlatMapRecords": "flat_map with state",
     "FoldingColumns": "running fold",
-    "FoldingElements": "running fold",
     "MapRecords": "map with state",
-    "Normalizing": "changelog of upserts",
-    "Reducing": "running reduce",
     "ReducingColumns": "running reduce",
-    "RowPatterns": "row pattern",
 }
 
 
 def _describe_function(function: object) -> str:
     match function:
-        case Windows() | FoldingWindows():
+        case OperatorFactory():
+            return function.display_name
+        case FoldingWindows():
             return type(function.spec.assigner).__name__
-        case Joining():
-            return type(function.join).__name__
-        case Patterns():
-            names = [one.name for one in function.search.patterns if one.name]
-            return " ".join(["patterns", *names]) if names else "pattern"
         case BroadcastFunctions() | UnkeyedCheckpointedFunction():
             return type(function.function).__name__
     name = type(function).__name__

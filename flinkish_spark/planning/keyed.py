@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.state import GroupStateTimeout
 
 from flinkish_spark.bridge.plans import name_operators, name_scan
+from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
@@ -23,16 +24,7 @@ from flinkish_spark.planning.declare import (
     check_late_output,
     check_same_fields,
 )
-from flinkish_spark.planning.factories import (
-    BroadcastFunctions,
-    ChangelogFolding,
-    ColumnFolding,
-    FoldingWindows,
-    Joining,
-    Patterns,
-    RowPatterns,
-    Windows,
-)
+from flinkish_spark.planning.factories import BroadcastFunctions, ColumnFolding, FoldingWindows
 from flinkish_spark.planning.meaning import describe_meaning
 from flinkish_spark.planning.sent_columns import (
     RENAME,
@@ -508,8 +500,8 @@ def _find_main_output(
 ) -> T.StructType:
     if node.output is not None:
         return node.output
-    if isinstance(node.function, ChangelogFolding | Joining | Windows | Patterns | RowPatterns):
-        found = node.function.find_output(*schemas)
+    found = node.function.find_output(*schemas) if isinstance(node.function, OperatorFactory) else None
+    if found is not None:
         # Names of the inputs' fields are known only now.
         check_field_names(found, f"the output of '{node.uid}'", RENAME)
         return found
@@ -548,9 +540,8 @@ def _make_operator(
         return function
     if function.needs_event_time and not has_times:
         raise no_event_times(node.uid)
-    if isinstance(function, Windows | Joining | Patterns | RowPatterns):
-        for tag, schema in function.find_late_outputs(*schemas):
-            # Two tags of one name may be declared: one for each side of a join.
-            for declared in (tag, *(one for one in read if one.name == tag.name)):
-                check_late_output(declared, schema, node.uid, types_may_differ=True)
+    for tag, schema in function.find_late_outputs(*schemas):
+        # Two tags of one name may be declared: one for each side of a join.
+        for declared in (tag, *(one for one in read if one.name == tag.name)):
+            check_late_output(declared, schema, node.uid, types_may_differ=True)
     return function.create(*schemas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from flinkish_spark.operators.recorded_answers import Readers
+from flinkish_spark.contracts.calls import Evaluation
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.partitioning import CustomPartitioning
 from flinkish_spark.planning.stream_graph import (
@@ -83,15 +83,6 @@ class LineOperator:
     names: Mapping[int, str]
     #: Outputs of earlier operators that later operators or sinks read; these streams pass this operator.
     passing: tuple[Base, ...]
-
-
-@dataclass(frozen=True)
-class AsyncReaders:
-    """The callers of an async operator about the elements of one path."""
-
-    #: Readers of recorded answers; None if one caller asks once about each element.
-    readers: Readers | None
-    is_in_several_chains: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -202,8 +193,8 @@ class LogicalPlan:
     groups: tuple[TaskGroup, ...] = ()
     #: By chain: its operators, if they form a line (pass_streams).
     lines: Mapping[str, tuple[LineOperator, ...]] = field(default_factory=dict)
-    #: By async operator and path (place_async_calls).
-    calls: Mapping[tuple[str, str], AsyncReaders] = field(default_factory=dict)
+    #: By recorded function and path (find_evaluations).
+    evaluations: Mapping[tuple[str, str], tuple[Evaluation, ...]] = field(default_factory=dict)
     #: Where each function adds to accumulators (count_functions).
     counting: Counting = field(default_factory=lambda: Counting({}, {}))
 

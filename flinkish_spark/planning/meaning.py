@@ -6,17 +6,15 @@ import dataclasses
 import enum
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import Column
 
-from flinkish_spark.cep.stages import AfterMatchSkip, Stage
+from flinkish_spark.contracts.operators import MeaningRules, OperatorFactory
 from flinkish_spark.functions.aggregates import AggregateColumn
 from flinkish_spark.functions.keyed import RichFunction
-from flinkish_spark.functions.match_recognize import MatchRecognize
 from flinkish_spark.joins.spec import IntervalJoin, TemporalJoin, WindowCoGroup, WindowJoin
-from flinkish_spark.operators.patterns import LookedFor, PatternSearch
 from flinkish_spark.planning.factories import (
     Aggregating,
     AggregatingColumns,
@@ -29,7 +27,6 @@ from flinkish_spark.planning.factories import (
     Normalizing,
     Reducing,
     ReducingColumns,
-    RowPatterns,
     Windows,
 )
 from flinkish_spark.planning.stream_graph import KeyedNode, name_bases
@@ -85,20 +82,9 @@ HARMLESS: Mapping[type, frozenset[str]] = {
     TemporalJoin: frozenset(
         {"left_type", "right_type", "join_type", "function", "version_ttl", "late_output"}
     ),
-    PatternSearch: frozenset({"function", "late_output", "limit", "column_conditions", "comparisons"}),
-    # The states of partial matches have the name and the automaton in their names.
-    LookedFor: frozenset({"name", "automaton"}),
-    Stage: frozenset({"name", "condition", "until"}),
-    AfterMatchSkip: frozenset({"raises"}),
-    # The state is rows, which a changed text can read too.
-    RowPatterns: frozenset({"keys", "late_output"}),
 }
 
-#: Replacements for the values of some fields.
-_INSTEAD: Mapping[tuple[type, str], Callable[[Any], Any]] = {
-    (WindowSpec, "trigger"): lambda spec: spec.actual_trigger,
-    (MatchRecognize, "clauses"): lambda said: said.clauses.get("WITHIN"),
-}
+_RULES = MeaningRules(HARMLESS, {(WindowSpec, "trigger"): lambda spec: spec.actual_trigger})
 
 
 def describe_meaning(node: KeyedNode) -> dict[str, str]:
@@ -117,8 +103,14 @@ def describe_meaning(node: KeyedNode) -> dict[str, str]:
                 f"elements of '{base}'": side for base, side in zip(bases, ("left", "right"), strict=True)
             }
     is_code = isinstance(function, RichFunction | BroadcastFunctions | UnkeyedCheckpointedFunction)
-    facts |= {_OPERATOR: _FUNCTION} if is_code else dict(_find_facts(_OPERATOR, function))
+    facts |= (
+        {_OPERATOR: _FUNCTION} if is_code else dict(_find_facts(_OPERATOR, function, find_rules(function)))
+    )
     return facts
+
+
+def find_rules(function: object) -> MeaningRules:
+    return _RULES.merge(function.meaning_rules) if isinstance(function, OperatorFactory) else _RULES
 
 
 def _describe_key(key: Any) -> str:
@@ -129,7 +121,7 @@ def _describe_key(key: Any) -> str:
     return key if isinstance(key, str) else _FUNCTION
 
 
-def _find_facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def _find_facts(name: str, value: Any, rules: MeaningRules) -> Iterator[tuple[str, str]]:
     """Yield the facts of a value by name; facts of nested values have dotted names."""
     ours = next((one for one in type(value).__mro__ if one.__module__.startswith("flinkish_spark.")), None)
     if value is None or isinstance(value, str | int | float):
@@ -139,10 +131,10 @@ def _find_facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
     elif isinstance(value, AggregateColumn):
         yield name, f"{value.name} {value.fold.name}({value.field or '*'})"
     elif isinstance(value, tuple) and all(isinstance(one, AggregateColumn) for one in value):
-        yield name, ", ".join(sorted(text for one in value for _, text in _find_facts(name, one)))
+        yield name, ", ".join(sorted(text for one in value for _, text in _find_facts(name, one, rules)))
     elif isinstance(value, tuple):
         for number, one in enumerate(value, 1):
-            yield from _find_facts(_name_fact(name, one, number), one)
+            yield from _find_facts(_name_fact(name, one, number, rules), one, rules)
     elif ours is None or isinstance(value, RichFunction):
         yield name, _FUNCTION
     else:
@@ -153,16 +145,15 @@ def _find_facts(name: str, value: Any) -> Iterator[tuple[str, str]]:
         if isinstance(value, WindowAssigner):
             yield f"{name}.clock", value.clock.name.lower().replace("_", " ")
         for field, own in _find_fields(value, ours):
-            if field not in HARMLESS.get(ours, ()):
-                instead = _INSTEAD.get((ours, field))
+            if field not in rules.harmless.get(ours, ()):
+                instead = rules.instead.get((ours, field))
                 inner = field if name == _OPERATOR else f"{name}.{field}"
-                yield from _find_facts(inner, own if instead is None else instead(value))
+                yield from _find_facts(inner, own if instead is None else instead(value), rules)
 
 
-def _name_fact(name: str, value: Any, number: int) -> str:
-    if isinstance(value, LookedFor):
-        return f"{name} {value.fingerprint}"
-    return f"{name} {value.name}" if isinstance(value, Stage) else f"{name} {number}"
+def _name_fact(name: str, value: Any, number: int, rules: MeaningRules) -> str:
+    part_name = rules.part_names.get(type(value))
+    return f"{name} {number if part_name is None else part_name(value)}"
 
 
 def _find_fields(value: Any, ours: type) -> Iterator[tuple[str, Any]]:

@@ -14,9 +14,9 @@ from flinkish_spark.planning.logical_plan import (
 )
 from flinkish_spark.planning.rules.count_functions import count_functions
 from flinkish_spark.planning.rules.cut_chains import cut_chains
+from flinkish_spark.planning.rules.find_evaluations import find_evaluations
 from flinkish_spark.planning.rules.mark_records import mark_records
 from flinkish_spark.planning.rules.pass_streams import pass_streams
-from flinkish_spark.planning.rules.place_async_calls import place_async_calls
 from flinkish_spark.planning.rules.share_scans import share_scans
 from flinkish_spark.planning.rules.share_tasks import share_tasks
 from flinkish_spark.planning.stream_graph import (
@@ -35,7 +35,7 @@ RULES: tuple[Rule, ...] = (
     share_tasks,
     share_scans,
     pass_streams,
-    place_async_calls,
+    find_evaluations,
     count_functions,
 )
 

@@ -15,10 +15,9 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import calls_python, name_chain, name_scan
 from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.connectors.control_source import load_control
+from flinkish_spark.contracts.calls import NO_PLACE, CallPlace, Stream
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceNode
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.operators.recorded_answers import Stream
-from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncPlace
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.between import (
     Branch,
@@ -37,6 +36,7 @@ from flinkish_spark.planning.keyed import KeyedParts, plan_operators
 from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan, Reader, SharedScan, TaskGroup
 from flinkish_spark.planning.optimizer import optimize, plan_of_stream
 from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, shuffle_partitions
+from flinkish_spark.planning.recorded_functions import RecordedFunctions
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import (
     KeyedInput,
@@ -114,7 +114,7 @@ from flinkish_spark.types.schemas import check_field_names
 #   (`plan_functions_before_sink`).
 # - Operators with key expressions read a source separately if it has rows that are event times only
 #   (`_read_alike`).
-# - An async operator's elements are numbered by the source if its records still have their channels, else
+# - A recorded function's elements are numbered by the source if its records still have their channels, else
 #   by micro-batch (`_find_numbering`).
 # - Fields, their names, and types of keys.
 
@@ -139,13 +139,13 @@ class Planner:
         partitions: int,
         beginning: Beginning = NOTHING,
         marks_latency: bool = False,
-        calls: AsyncPlace = NO_PLACE,
+        calls: CallPlace = NO_PLACE,
         bundles_per_partition: int = BUNDLES_PER_PARTITION,
         recorded: PlanLayout | None = None,
     ) -> None:
         self._spark, self._bundles_per_partition = spark, bundles_per_partition
         self._beginning, self._recorded, self._marks_latency = beginning, recorded, marks_latency
-        self._place, self._async_place = place, calls
+        self._place, self._call_place = place, calls
         self._partitions = partitions
         self._control: DataFrame | None = None
         self._planned: dict[_Place, PlannedStream] = {}
@@ -168,7 +168,7 @@ class Planner:
 
     def _start(self, logical: LogicalPlan) -> None:
         self._logical, self._graph = logical, logical.graph
-        self._calls = AsyncCalls(logical.calls, self._async_place)
+        self._recorded_functions = RecordedFunctions(logical.evaluations, self._call_place)
         self._reporters = [one.uid for one in find_reporters(logical.graph)]
 
     def plan(self, graph: StreamGraph) -> PlannedJob:
@@ -177,7 +177,7 @@ class Planner:
         for group in self._logical.groups:
             self._plan_group(group)
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
-        union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.has_async})
+        union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.needs_places})
         deferred = self._plan_deferred_pass(sinks)
         time = plan_times(self._logical, lambda path, chain, name: self.plan_stream(path, chain, (name,)))
         bundlings = {
@@ -189,7 +189,7 @@ class Planner:
             tuple(self._ends),
             self._operators,
             replace(time, bundlings=bundlings),
-            tuple(self._calls.recordings.values()),
+            tuple(self._recorded_functions.recordings.values()),
             tuple(self._branches),
             deferred,
             frozenset(self._in_arrow),
@@ -307,7 +307,10 @@ class Planner:
         counted = (self._logical.counting.mark_step(step, chain, path, *chain.inputs) for step in steps)
         counts = _find_numbering(streams[0])
         return replace(
-            tagged, transforms=tuple(self._calls.place_on_path(one.function, path, counts) for one in counted)
+            tagged,
+            transforms=tuple(
+                self._recorded_functions.place_on_path(one.function, path, counts) for one in counted
+            ),
         )
 
     def _add_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
@@ -404,7 +407,7 @@ class Planner:
     ) -> Any:
         self._check_resources(step)
         counted = self._logical.counting.mark_step(step, chain, path, *names).function
-        function = self._calls.place_on_path(counted, path, _find_numbering(parent))
+        function = self._recorded_functions.place_on_path(counted, path, _find_numbering(parent))
         if isinstance(parent, RecordStream) and isinstance(
             function, RowTransform | LookupTransform | CustomPartitioning
         ):
@@ -497,7 +500,7 @@ class Planner:
     def _prepare_inputs(self, upstream: Upstream, chain: Chain) -> tuple[Input, ...]:
         counted = self._logical.counting.mark_upstream(upstream, chain)
         return tuple(
-            replace(one, paths=tuple(map(self._calls.place_between_operators, one.paths)))
+            replace(one, paths=tuple(map(self._recorded_functions.place_between_operators, one.paths)))
             for one in counted.inputs
         )
 

@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -22,12 +21,12 @@ from flinkish_spark.bridge.plans import (
     layout_of,
     row_plan,
 )
+from flinkish_spark.contracts.calls import Recording
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import GraphError, SchemaError
-from flinkish_spark.operators.recorded_answers import Recording
-from flinkish_spark.planning.async_calls import is_async
 from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
+from flinkish_spark.planning.recorded_functions import RecordedTransform
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode
 from flinkish_spark.planning.transforms import (
     ReadRows,
@@ -57,7 +56,7 @@ from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
 from flinkish_spark.types.schemas import PREFIX, check_field_names
 
-#: Identify a record in its stream for an async operator.
+#: Identify a record in its stream for a recorded function.
 _PLACE = (C.CHANNEL, C.SEQUENCE)
 _PLACED = T.StructType([*CONTROL, T.StructField(C.SEQUENCE, T.LongType())])
 
@@ -73,7 +72,7 @@ def plan_functions_before_sink(
 ) -> tuple[T.StructType, tuple[ReadRows, ...] | None]:
     """Return the fields after functions, and the functions as steps of one pass, or None if impossible."""
     steps: list[ReadRows] = []
-    control = _PLACED if any(map(is_async, functions)) else CONTROL
+    control = _PLACED if _need_places(functions) else CONTROL
     made, runs = schema, [(kind, list(run)) for kind, run in itertools.groupby(functions, _classify)]
     for kind, run in runs:
         given: Sequence[object] = run
@@ -100,17 +99,22 @@ def plan_functions_before_sink(
     return made, tuple(steps)
 
 
+def _need_places(functions: Sequence[object]) -> bool:
+    return any(isinstance(function, RecordedTransform) for function in functions)
+
+
 def _check_places(functions: Sequence[Transform]) -> None:
-    """Refuse an async function after a DataFrame function that gets records without their places."""
-    for at, function in enumerate(functions):
-        if is_async(function) and any(_classify(one) is _Kind.OF_FRAMES for one in functions[:at]):
-            settings: Any = function
+    """Refuse a recorded function after a DataFrame function that gets records without their places."""
+    given: Sequence[object] = functions
+    for at, function in enumerate(given):
+        is_after_frames = any(_classify(one) is _Kind.OF_FRAMES for one in functions[:at])
+        if isinstance(function, RecordedTransform) and is_after_frames:
             raise GraphError(
-                f"the async function '{settings.settings.name}' follows a transform() before a sink",
+                f"the {function.does} '{function.settings.name}' follows a transform() before a sink",
                 why="a function on this path does more than look at single rows, or moves rows; so the "
                 "transform() gets bare records, and its rows cannot be traced back to a record",
                 what_to_do="use functions of single records: map(), flat_map(), filter(); or call "
-                "transform() after the async function",
+                f"transform() after the {function.does}",
             )
 
 
@@ -171,16 +175,16 @@ class SinkPart:
     @property
     def functions(self) -> WorkerPass | None:
         """The transforms, if all of them are functions of single records."""
-        steps = () if self.one_pass is None or self.has_async else self.one_pass
+        steps = () if self.one_pass is None or self.needs_places else self.one_pass
         return steps[0] if len(steps) == 1 and isinstance(steps[0], WorkerPass) else None
 
     @property
-    def has_async(self) -> bool:
-        return any(map(is_async, self.transforms))
+    def needs_places(self) -> bool:
+        return _need_places(self.transforms)
 
     @cached_property
     def records_only(self) -> Selection:
-        return Selection([*map(F.col, _PLACE if self.has_async else ()), *self._select_own_fields()])
+        return Selection([*map(F.col, _PLACE if self.needs_places else ()), *self._select_own_fields()])
 
     def _select_own_fields(self) -> list[Column]:
         return [F.col(quote_name(c)).alias(name) for c, name in zip(self.columns, self.fields, strict=True)]
@@ -527,7 +531,7 @@ class PlannedJob:
     operators: Mapping[str, OperatorShape] = field(default_factory=dict)
     #: Its reporters about time.
     time: TimePlan = NO_TIME_PLAN
-    #: Recordings of answers of its async operators.
+    #: Recordings of answers of its functions.
     recordings: tuple[Recording, ...] = ()
     #: Paths that share a scan, each as the operator's uid and the name of its input.
     branches: tuple[tuple[tuple[str, str], ...], ...] = ()

@@ -22,17 +22,13 @@ from flinkish_spark.transport.routing import Distribution
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from flinkish_spark.contracts.operators import OperatorFactory
     from flinkish_spark.contracts.sink import Sink
     from flinkish_spark.core.elements import OutputTag
     from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
     from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
     from flinkish_spark.operators.vectorized import VectorizedProcessFunction
-    from flinkish_spark.planning.factories import (
-        BroadcastFunctions,
-        ColumnFolding,
-        FoldingWindows,
-        OperatorFactory,
-    )
+    from flinkish_spark.planning.factories import BroadcastFunctions, ColumnFolding, FoldingWindows
     from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 
     KeyedFunction: TypeAlias = (

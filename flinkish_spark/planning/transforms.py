@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
@@ -73,6 +73,8 @@ class ConnectedSettings(TransformSettings):
 class RecordFunction:
     """A function of single records, as a DataFrame function."""
 
+    #: The kind of function in the job graph.
+    does: ClassVar[str] = "function of single records"
     #: Shared with all copies of this function.
     settings: TransformSettings
     #: A wrapper of the worker: :class:`~flinkish_spark.worker.time.DroppedTimesKeeper` passes the event
@@ -271,6 +273,7 @@ class LookupTransform(RecordFunction):
     #: Key under which Python workers keep answers, which all outputs share.
     kept_as: str = field(default_factory=lambda: uuid4().hex)
     counts_as: str = ""
+    does: ClassVar[str] = "lookup join"
 
     def replace_origins(self, origins: Origins) -> LookupTransform:
         return replace(self, origins=origins)

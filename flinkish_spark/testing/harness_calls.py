@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
+from flinkish_spark.async_io.rows import close_kept
 from flinkish_spark.core.store import CreateResult, ObjectMissing
-from flinkish_spark.worker.async_rows import close_kept
 
 
 class _Selector(selectors.DefaultSelector):
@@ -94,7 +94,7 @@ class MemoryStore:
 
 
 class HarnessCalls:
-    """The :class:`~flinkish_spark.worker.async_rows.CallsInHarness` of a harness."""
+    """The :class:`~flinkish_spark.async_io.rows.CallsInHarness` of a harness."""
 
     def __init__(self) -> None:
         self.name, self.store = uuid4().hex, MemoryStore()

@@ -16,6 +16,8 @@ from typing import Any, Self, cast
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.async_io.functions import AsyncBatchFunction, AsyncFunction
+from flinkish_spark.async_io.rows import CALLS_IN_HARNESS, close_kept
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.distributed_cache import CACHED_FILES_IN_HARNESS
@@ -25,7 +27,6 @@ from flinkish_spark.core.micro_batch import MICRO_BATCH_IN_HARNESS, MicroBatch
 from flinkish_spark.core.validation import check_function, instance_of, unusable, values_by_name
 from flinkish_spark.datastream.async_data_stream import AsyncDataStream
 from flinkish_spark.datastream.data_stream import DataStream
-from flinkish_spark.functions.async_io import AsyncBatchFunction, AsyncFunction
 from flinkish_spark.functions.keyed import (
     BroadcastProcessFunction,
     FilterFunction,
@@ -65,7 +66,6 @@ from flinkish_spark.testing.program_operator import (
 )
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.schemas import output_schema
-from flinkish_spark.worker.async_rows import CALLS_IN_HARNESS, close_kept
 
 Program = Callable[..., DataStream]
 _SETTINGS = ("key", "key_type", "output", "broadcast", "uid")

@@ -34,6 +34,7 @@ PRELOADED = (
     "pyspark.sql.streaming.state",
     "flinkish_spark.worker.keyed_operator",
     "flinkish_spark.worker.functions",
+    "flinkish_spark.cep.columnar_runner",
     "flinkish_spark.connectors.splits",
     "flinkish_spark.connectors.buffer",
     "flinkish_spark.connectors.kafka.writer",

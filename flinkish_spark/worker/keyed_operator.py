@@ -48,7 +48,7 @@ from flinkish_spark.transport.blocks import BlockError, BlockRow, GroupRows, sor
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import place_of
 from flinkish_spark.types.rows import OutputError
-from flinkish_spark.worker import columns_runner, loop_runner, pattern_columns, timed_runner
+from flinkish_spark.worker import columns_runner, loop_runner
 from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast, UnkeyedCheckpointedFunction
 from flinkish_spark.worker.daemon import freeze_modules
 from flinkish_spark.worker.runners import (
@@ -69,8 +69,8 @@ StatefulOperator = (
     | UnkeyedCheckpointedFunction
 )
 
-#: Modules whose runners register themselves.
-_REGISTERED = columns_runner, loop_runner, pattern_columns, timed_runner
+#: Modules whose runners register themselves; those of other operators do so when a worker unpickles these.
+_REGISTERED = columns_runner, loop_runner
 
 
 R = TypeVar("R")

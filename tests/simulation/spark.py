@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.checkpoint.failures import QueryError
+from flinkish_spark.contracts.calls import AsyncStatistics
 from flinkish_spark.core.errors import FlinkishError, SparkGoneError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
-from flinkish_spark.operators.async_wait import AsyncStatistics
 from flinkish_spark.protocol.bases import BASES
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from tests.simulation.faults import FaultKind as K

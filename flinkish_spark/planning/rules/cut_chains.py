@@ -7,14 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.planning.async_calls import (
-    AsyncSettings,
-    find_async_functions,
-)
 from flinkish_spark.planning.logical_plan import (
     ChainEnd,
     LogicalPlan,
 )
+from flinkish_spark.planning.recorded_functions import find_recorded_functions
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedNode,
@@ -29,7 +26,7 @@ from flinkish_spark.planning.stream_graph import (
     find_paths,
     find_upstreams,
 )
-from flinkish_spark.planning.transforms import has_frames_first
+from flinkish_spark.planning.transforms import TransformSettings, has_frames_first
 from flinkish_spark.protocol.plan_layout import Chain, make_input_names, source_of
 
 
@@ -43,7 +40,7 @@ def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[ChainEnd, ...
     """Return the chains that end with a stream, each with the paths at its end."""
     # All paths from sources to a sink without an operator are one chain. An operator's outputs are ends of
     # the operator's chain, whoever reads them: transforms after it are no part of the plan. The same holds
-    # for the outputs of an async operator after a source, if several sinks read them.
+    # for the outputs of a recorded function after a source, if several sinks read them.
     paths = find_paths(node)
     plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
     found: list[ChainEnd] = []
@@ -60,28 +57,28 @@ def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[ChainEnd, ...
     return tuple(found)
 
 
-# Streams from a source to sinks are chains of their own, each with its own scan. An async operator whose
+# Streams from a source to sinks are chains of their own, each with its own scan. A recorded function whose
 # outputs go to several sinks must see the same elements for all of them. So the chain ends before it, and
 # each sink runs the following steps on the evaluated micro-batch, as after a keyed operator.
 def _find_deferred(graph: StreamGraph, path: Path) -> tuple[int | None, tuple[SinkNode, ...]]:
     """Return the index of the first step that each sink runs for itself, and these sinks."""
-    found = next(find_async_functions(path), None)
+    found = next(find_recorded_functions(path), None)
     if found is None:
         return None, ()
     sharing = tuple(sink for sink in graph.sinks if _reads(sink, path.base, found.settings))
-    at = _find_async_step(path, found.settings)
+    at = _find_step(path, found.settings)
     if at is None or len({id(sink.parent) for sink in sharing}) < 2:
         return None, ()
     return at, sharing
 
 
-def _reads(sink: SinkNode, base: Base, settings: AsyncSettings) -> bool:
+def _reads(sink: SinkNode, base: Base, settings: TransformSettings) -> bool:
     first, *more = find_paths(sink.parent)
-    return not more and first.base is base and _find_async_step(first, settings) is not None
+    return not more and first.base is base and _find_step(first, settings) is not None
 
 
-def _find_async_step(path: Path, settings: AsyncSettings) -> int | None:
-    """Return the index of an async operator on a path; None if absent, or if times are assigned after it."""
+def _find_step(path: Path, settings: TransformSettings) -> int | None:
+    """Return the index of a function on a path; None if absent, or if times are assigned after it."""
     functions = (getattr(step, "function", None) for step in path.steps)
     places = (at for at, one in enumerate(functions) if getattr(one, "settings", None) is settings)
     at = next(places, None)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from flinkish_spark.planning.async_calls import (
-    is_async,
-)
 from flinkish_spark.planning.logical_plan import (
     LogicalPlan,
     Reader,
     SharedScan,
     TaskGroup,
 )
+from flinkish_spark.planning.recorded_functions import RecordedTransform
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.stream_graph import (
     Path,
@@ -53,7 +51,7 @@ def _find_recorded_scan(layout: PlanLayout | None, reader: Reader) -> int | None
 
 def group_by_common_steps(graph: StreamGraph, paths: Sequence[Path]) -> list[tuple[int, list[list[int]]]]:
     """Group paths that may share one scan: the steps after the common ones can run in one pass."""
-    # Steps that assign event times, and async calls, must be among the common steps.
+    # Steps that assign event times, and recorded functions, must be among the common steps.
     known = [tuple(map(id, path.steps)) for path in paths]
     needed = {own[: _find_branch_start(graph, path.steps)] for own, path in zip(known, paths, strict=True)}
     behind: dict[tuple[int, ...], list[int]] = {}
@@ -89,6 +87,6 @@ def _can_run_in_branch(graph: StreamGraph, steps: Sequence[Step]) -> bool:
     if find_frame_function(step) is not None:
         return True
     function: object = step.function
-    if not isinstance(function, RecordFunction) or is_async(function):
+    if not isinstance(function, RecordFunction) or isinstance(function, RecordedTransform):
         return False
     return function.settings.parallelism is None and function.settings.resources is None

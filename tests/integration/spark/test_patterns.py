@@ -18,8 +18,8 @@ from flinkish_spark.cep import (
     PatternsFromStream,
 )
 from flinkish_spark.cep.compiler import compile_pattern
+from flinkish_spark.cep.pattern_operator import LookedFor
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.operators.patterns import LookedFor
 from flinkish_spark.savepoints.files import SavepointMisfit
 from flinkish_spark.savepoints.reader import read_state
 from flinkish_spark.sources import Discovery, FileSource, JsonLines

@@ -12,11 +12,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.rows import RowMatcher, RowState
 from flinkish_spark.cep.values import NoSuchValue
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_python import to_values
 from tests.support import effort

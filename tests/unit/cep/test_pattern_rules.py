@@ -31,7 +31,7 @@ from flinkish_spark.types.ddl import DdlError
 from tests.support.cep_cases import cases
 from tests.support.effort import examples
 from tests.support.flink_cep import Case, pattern_of, skip_of
-from tests.unit.operators.test_pattern_operator import Model, ids, named, of_names
+from tests.unit.cep.test_pattern_operator import Model, ids, named, of_names
 
 FIELDS = "key STRING, id LONG, name STRING, value LONG"
 RULE = "id STRING, version LONG, rule STRING"

@@ -26,6 +26,7 @@ from flinkish_spark.cep.expressions import (
     Navigation,
     any_of,
 )
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.rows import (
     Concatenation,
     OneOf,
@@ -41,7 +42,6 @@ from flinkish_spark.cep.stages import Skip
 from flinkish_spark.cep.values import is_equal
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.effort import examples

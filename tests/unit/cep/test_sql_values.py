@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.rows import RowMatcher, RowState
 from flinkish_spark.cep.values import NoSuchValue
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.types.ddl import parse_ddl
 
 FIELDS = "i INT, l LONG, b TINYINT, f FLOAT, d DOUBLE, p DECIMAL(10,2), q DECIMAL(4,3), s STRING, y DATE"

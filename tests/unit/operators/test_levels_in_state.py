@@ -8,8 +8,8 @@ from flinkish_spark.cep import PatternsFromStream
 from flinkish_spark.state.key_group import GroupState, NoBases
 from tests.support.operator_harness import MemoryBases
 from tests.unit.cep.test_pattern_rules import CONDITIONS, FIELDS, PATTERNS, Show, read, started, tell
-from tests.unit.operators.test_patterns_over_micro_batches import PATTERNS as OWN
-from tests.unit.operators.test_patterns_over_micro_batches import Subtask
+from tests.unit.cep.test_patterns_over_micro_batches import PATTERNS as OWN
+from tests.unit.cep.test_patterns_over_micro_batches import Subtask
 
 
 def sum_open_items(subtask: Subtask) -> int | None:

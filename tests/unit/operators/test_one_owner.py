@@ -168,7 +168,7 @@ class Attempts(AsyncFunction):
     async def async_invoke(self, value: Any) -> Any:
         await asyncio.sleep(0)
         row = self.wrap(told)(value)
-        from flinkish_spark.functions.async_io import current_call
+        from flinkish_spark.async_io.functions import current_call
 
         if current_call().attempt < 2:
             raise OSError

@@ -32,7 +32,7 @@ def summary(plan: LogicalPlan) -> dict[str, Any]:
             chain: [(one.operator.uid, dict(one.names), len(one.passing)) for one in line]
             for chain, line in plan.lines.items()
         },
-        "calls": plan.calls,
+        "evaluations": plan.evaluations,
         "counting": (len(plan.counting.first), list(plan.counting.steps.values())),
     }
 
@@ -64,7 +64,7 @@ def test_each_rule_says_its_part_and_leaves_the_others_parts_alone() -> None:
         "share_tasks": {"groups"},
         "share_scans": {"groups"},
         "pass_streams": {"lines"},
-        "place_async_calls": {"calls"},
+        "find_evaluations": {"evaluations"},
         "count_functions": {"counting"},
     }
     assert plan.graph is made
@@ -76,5 +76,5 @@ def test_beside_a_job_nothing_is_shared_or_marked() -> None:
     made = graph(one, two)
     assert optimize(made).groups and optimize(graph(a)).marks_records
     plan = plan_of_stream(made, one)
-    assert (plan.groups, plan.marks_records, plan.calls) == ((), False, {})
+    assert (plan.groups, plan.marks_records, plan.evaluations) == ((), False, {})
     assert [end.chain.name for end in plan.all_ends] == ["one"]

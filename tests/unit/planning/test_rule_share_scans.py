@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flinkish_spark import AsyncFunction
-from flinkish_spark.operators.async_wait import AsyncSpec
-from flinkish_spark.planning.async_calls import make_async_calls
+from flinkish_spark.async_io.transform import make_async_calls
+from flinkish_spark.async_io.wait import AsyncSpec
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import Rebalance

@@ -16,6 +16,8 @@ from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison, ContextCondition, Leaf
 from flinkish_spark.cep.expressions import Expression, Frame
+from flinkish_spark.cep.functions import Match, PatternProcessFunction, open_matches
+from flinkish_spark.cep.match_recognize import parse_comparison, parse_condition
 from flinkish_spark.cep.matcher import Event, EventAnswers, FlatMatches, Matcher
 from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.rules import KnownToRules
@@ -41,8 +43,6 @@ from flinkish_spark.functions.keyed import (
     KeyedReadOnlyContext,
     RuntimeContext,
 )
-from flinkish_spark.functions.match_recognize import parse_comparison, parse_condition
-from flinkish_spark.functions.patterns import Match, PatternProcessFunction, open_matches
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl, type_text
 from flinkish_spark.types.rows import ElementType
@@ -425,7 +425,7 @@ class _Run:
 
 
 class _RuleContext:
-    """The context of a call for a match; see :class:`~flinkish_spark.functions.patterns.PatternContext`."""
+    """The context of a call for a match; see :class:`~flinkish_spark.cep.functions.PatternContext`."""
 
     def __init__(self, ctx: BroadcastOnTimerContext, name: str, version: int) -> None:
         self._ctx, self.name, self.version, self._time_ms = ctx, name, version, MIN_WATERMARK_MS

@@ -1,21 +1,33 @@
-"""Runner of operators that process rows in the order of their times."""
+"""Operators that process rows in the order of their times, and their runner."""
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.cep.timed_rows import DueRows, TimedRows, WaitingRows
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress, TimeDomain, Timer
-from flinkish_spark.operators.process import ElementError, Elements
-from flinkish_spark.operators.timed_rows import DueRows, TimedRowsOperator, WaitingRows
+from flinkish_spark.operators.process import ElementError, Elements, KeyedStreamOperator
 from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.columns_runner import read_event_times
 from flinkish_spark.worker.runners import ElementRunner, InputRows, InputShape, RowShape, runs
+
+
+class TimedRowsOperator(KeyedStreamOperator, ABC):
+    """An operator that processes rows in the order of their times.
+
+    If `timed` is not None, its runner stores waiting rows, puts the due rows of a key group into `timed.due`
+    and fires a timer for each key with due rows. Only late rows and rows without a time go to its processor,
+    which is that of `timed`.
+    """
+
+    timed: TimedRows | None
 
 
 @dataclass

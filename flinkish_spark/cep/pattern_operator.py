@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -15,8 +15,11 @@ from pyspark.sql import types as T
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison, ContextCondition, Leaf
 from flinkish_spark.cep.expressions import Expression
+from flinkish_spark.cep.functions import Match, PatternProcessFunction, open_matches
 from flinkish_spark.cep.matcher import Event, EventAnswers, FlatMatches, Matcher, PartialMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, OpenMatches, Stage
+from flinkish_spark.cep.timed_rows import DueRows, TimedRows
+from flinkish_spark.cep.timed_runner import TimedRowsOperator
 from flinkish_spark.core.elements import (
     CLOSED,
     DISCARDED,
@@ -28,17 +31,9 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.functions.patterns import Match, MeasuredMatches, PatternProcessFunction, open_matches
-from flinkish_spark.operators.columnar_patterns import (
-    ColumnarMatcher,
-    EarlierEventCondition,
-    can_be_in_columns,
-)
 from flinkish_spark.operators.context import FunctionContext, NoKeyedState, move_timer
 from flinkish_spark.operators.joins import Entry, TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
-from flinkish_spark.operators.row_conditions import ComparedWithEarlier, earlier_events
-from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ListStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers
@@ -183,25 +178,6 @@ class _Search:
         self._matches.write(self._scope, list(flat.matches))
 
 
-class FoundMatch(NamedTuple):
-    """A match or a timed-out partial match to emit."""
-
-    number: int
-    is_lost: bool
-    time_ms: int
-    match: Match
-
-
-class FoundMatches(NamedTuple):
-    """The matches and timed-out partial matches of a key, in their order."""
-
-    #: Smallest and greatest of their times.
-    first_ms: int
-    last_ms: int
-    #: Yields them.
-    matches: Callable[[], Iterator[FoundMatch]]
-
-
 class PatternOperator(TimedRowsOperator):
     """Runs a :class:`PatternSearch`; a key has one timer, for the first event or time-out that is due.
 
@@ -231,8 +207,6 @@ class PatternOperator(TimedRowsOperator):
             if waiting is not None:
                 waiting.open(states)
         self._searches = [_Search(one, self.element, states) for one in search.patterns]
-        #: By key, matches found as columns, to be emitted here, and the time up to which they have been.
-        self.found: dict[Any, tuple[FoundMatches, int]] = {}
         self._known: tuple[DueRows | None, Sequence[Sequence[EventAnswers]]] = None, ()
         #: By condition, the number of its answer after the fields of an event.
         self._columns: dict[Leaf, int] = {}
@@ -254,9 +228,6 @@ class PatternOperator(TimedRowsOperator):
 
     def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
         """Process the events that are due, and time out partial matches."""
-        if self._scope.key in self.found:
-            self._emit_found(*self.found.pop(self._scope.key))
-            return
         if self.timed is not None:
             now_ms, due = self._timers.watermark_ms, self.timed.due
             self._take(due, due.take(self._scope.key, now_ms), now_ms)
@@ -372,73 +343,6 @@ class PatternOperator(TimedRowsOperator):
         if rows is not None:
             self._context.emit(rows, time_ms)
         self._settle()
-
-    def _emit_found(self, found: FoundMatches, after_ms: int) -> None:
-        """Emit the current key's matches with times after `after_ms`, up to the watermark."""
-        watermark_ms = self._timers.watermark_ms
-        if found.last_ms > watermark_ms:
-            # The input ends, so the watermark will advance once more.
-            self.found[self._scope.key] = found, watermark_ms
-            self._timers.register_event_time_timer(found.last_ms)
-        function, context, emit = self.function, self._match_context, self._context.emit
-        lost = matches = 0
-        for number, is_lost, time_ms, match in found.matches():
-            if not after_ms < time_ms <= watermark_ms:
-                continue
-            context.name, context.time_ms = self._searches[number].name, time_ms
-            if is_lost:
-                lost += 1
-                rows = function.process_timed_out_match(match, context)
-            else:
-                matches += 1
-                rows = function.process_match(match, context)
-            if rows is not None:
-                emit(rows, time_ms)
-            self._settle()
-        for name, count in ((TIMED_OUT, lost), (MATCHES, matches)):
-            if count:
-                self._context.count(name, count)
-
-    @property
-    def is_columnar(self) -> bool:
-        search = self._search
-        return (
-            self.timed is not None
-            and search.compare is None
-            and search.limit is None
-            and all(can_be_in_columns(one.automaton, one.skip) for one in search.patterns)
-            and all(
-                earlier_events(search.comparisons[leaf.text]) is not None
-                if isinstance(leaf, Comparison)
-                else isinstance(leaf, ColumnCondition)
-                for leaf in self._list_conditions()
-            )
-        )
-
-    @property
-    def measures(self) -> tuple[Expression, ...] | None:
-        """Expressions to emit for a match, if all of them can be computed over columns; else None."""
-        function = self.function
-        if not isinstance(function, MeasuredMatches):
-            return None
-        in_columns = all(earlier_events(one) is not None for one in function.measures)
-        return function.measures if in_columns else None
-
-    def make_columnar_matchers(self) -> list[ColumnarMatcher]:
-        found = []
-        for one, wanted in zip(self._searches, self._search.patterns, strict=True):
-            automaton, looks_back = wanted.automaton, []
-            numbers = {name: at for at, name in enumerate(automaton.stages)}
-            for bit, leaf in enumerate(automaton.leaves):
-                if isinstance(leaf, Comparison) and leaf.expression is not None:
-                    named = earlier_events(leaf.expression) or ()
-                    places = tuple((numbers[name], is_last) for name, is_last in named)
-                    looks_back.append(
-                        EarlierEventCondition(bit, places, ComparedWithEarlier(leaf.expression, named))
-                    )
-            answers = tuple(map(self._columns.get, automaton.leaves))
-            found.append(ColumnarMatcher(one.matcher, wanted.skip, looks_back, one.states, answers))
-        return found
 
     def _list_conditions(self) -> Iterable[Leaf]:
         return (leaf for one in self._search.patterns for leaf in one.automaton.leaves)

@@ -21,11 +21,12 @@ from flinkish_spark.cep import (
     PatternProcessFunction,
     WithinType,
 )
+from flinkish_spark.cep.columnar_runner import make_pattern_operator
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.matcher import Matcher
+from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
-from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.operators.process import TimerError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
@@ -505,7 +506,7 @@ class SqlHarness(ColumnsHarness):
         pattern = Pattern.begin("a").where(text)
         wanted = LookedFor("", compile_pattern(pattern), pattern.skip)
         search = PatternSearch((wanted,), Show(), column_conditions=(text,))
-        operator = PatternOperator(search, ElementType("key STRING, id LONG"))
+        operator = make_pattern_operator(search, ElementType("key STRING, id LONG"))
         fields = parse_ddl("key STRING, id LONG, answer BOOLEAN")
         travels = whole_records(fields, 0)
         shape = RowShape(

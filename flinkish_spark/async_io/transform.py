@@ -1,50 +1,33 @@
-"""Async functions as DataFrame functions, and their places on the paths of a plan."""
+"""Async functions as DataFrame functions."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 from uuid import uuid4
 
 from pyspark.sql import types as T
 
+from flinkish_spark.async_io.functions import AsyncBatchFunction
+from flinkish_spark.async_io.recorded_answers import AnswerRecording, Outputs, Readers
+from flinkish_spark.async_io.rows import AnswerPlace, AsyncRows
+from flinkish_spark.async_io.wait import AsyncSpec
+from flinkish_spark.contracts.calls import NO_PLACE, CallPlace, Evaluation, Stream
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.job_dir import answers_folder
-from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.functions.async_io import AsyncBatchFunction
-from flinkish_spark.operators.async_wait import AsyncSpec, AsyncStatistics
-from flinkish_spark.operators.recorded_answers import Outputs, Readers, Recording, Stream
 from flinkish_spark.planning.declare import check_can_be_sent
-from flinkish_spark.planning.logical_plan import AsyncReaders
-from flinkish_spark.planning.stream_graph import Path, SideNode, TransformNode, find_operator, find_uid
+from flinkish_spark.planning.recorded_functions import RecordedTransform
 from flinkish_spark.planning.transforms import (
-    RowTransform,
     TransformSettings,
     find_control_fields,
     resolve_output_fields,
 )
 from flinkish_spark.transport.columns import Worker
-from flinkish_spark.worker.async_rows import AnswerPlace, AsyncRows
 from flinkish_spark.worker.functions import RowFunction
-
-
-@dataclass(frozen=True)
-class AsyncPlace:
-    #: Where answers are recorded; None for a plan that belongs to no job.
-    job_dir: StoreSpec | None = None
-    job: str = ""
-    #: How many Python workers may run at once.
-    workers: int = 1
-    #: Gets the statistics of an operator's calls; called in workers.
-    report: Callable[[str, AsyncStatistics], None] | None = None
-
-
-#: Of a plan that belongs to no job.
-NO_PLACE = AsyncPlace()
 
 
 @dataclass
@@ -66,23 +49,52 @@ class AsyncSettings(TransformSettings):
 
 
 @dataclass(frozen=True)
-class AsyncTransform(RowTransform):
+class AsyncTransform(RecordedTransform):
     """A call of an async function, for one of its outputs."""
 
     settings: AsyncSettings
     spec: AsyncSpec = field(kw_only=True)
     #: Name of the side output; empty for the main output.
     side: str = ""
-    place: AsyncPlace = NO_PLACE
+    place: CallPlace = NO_PLACE
     #: The readers of recorded answers; None if answers are not recorded.
     readers: Readers | None = None
     #: Name of the source or of the operator's output that the elements come from.
     path_name: str = ""
     stream: Stream = Stream.OF_SOURCE
+    does: ClassVar[str] = "async function"
+
+    @property
+    def known_as(self) -> str:
+        return self.settings.kept_as
 
     def select_side_output(self, name: str, output: T.StructType) -> AsyncTransform:
         self.settings.sides[name] = output
         return replace(self, side=name, output=output)
+
+    def set_place(
+        self, path_name: str, stream: Stream, evaluations: Sequence[Evaluation], place: CallPlace
+    ) -> tuple[AsyncTransform, AnswerRecording | None]:
+        if stream is Stream.OF_MICRO_BATCH and len({one.chain for one in evaluations}) > 1:
+            raise _no_common_places(self.settings, path_name)
+        readers = self._find_readers(evaluations)
+        placed = replace(self, place=place, path_name=path_name, readers=readers, stream=stream)
+        if readers is None:
+            return placed, None
+        return placed, AnswerRecording(answers_folder(self.settings.uid, path_name), stream, readers)
+
+    def _find_readers(self, evaluations: Sequence[Evaluation]) -> Readers | None:
+        """Return the readers of recorded answers; None if one caller asks once about each element."""
+        if not evaluations:
+            return None
+        # For a sink the function may run more than once: it counts its records, for example.
+        is_once = len(evaluations) == 1 and evaluations[0].is_planned
+        if is_once and not self.spec.is_recorded:
+            return None
+        planned = sum(one.is_planned for one in evaluations)
+        paths_of_reader = Counter(one.reader for one in evaluations)
+        is_alone = planned in (0, len(evaluations)) and planned < 2 and max(paths_of_reader.values()) == 1
+        return Readers.ONE_WAY if is_alone else Readers.SEVERAL_WAYS
 
     def _make_row_worker(self, function: RowFunction, given: T.StructType) -> tuple[Worker, T.StructType]:
         assert self.output is not None
@@ -116,63 +128,6 @@ def make_async_calls(spec: AsyncSpec, output: OutputType | None, uid: str) -> As
     check_can_be_sent(spec, "of", uid)
     settings = AsyncSettings(uid, main=fields, uid=uid)
     return AsyncTransform(RowFunction(uid, called), fields, settings, spec=spec)
-
-
-def find_input_name(path: Path) -> str:
-    if not isinstance(path.base, SideNode):
-        return find_uid(path)
-    # A tag may be called anything, and this becomes the name of a folder.
-    side = hashlib.sha256(path.base.tag.name.encode()).hexdigest()[:16]
-    return f"{find_uid(path)}.side-{side}"
-
-
-def find_async_functions(path: Path) -> Iterator[AsyncTransform]:
-    for step in path.steps:
-        if isinstance(step, TransformNode):
-            function: Any = step.function
-            if isinstance(function, AsyncTransform):
-                yield function
-
-
-def is_async(function: object) -> bool:
-    return isinstance(function, AsyncTransform)
-
-
-#: For elements that no sink reads.
-_NOBODY = AsyncReaders(None, False)
-
-
-class AsyncCalls:
-    """The async operators of a plan, as they run on its paths."""
-
-    def __init__(self, asking: Mapping[tuple[str, str], AsyncReaders], place: AsyncPlace) -> None:
-        self._place, self._asking = place, asking
-        #: The recordings by folder, in the order of planning.
-        self.recordings: dict[str, Recording] = {}
-
-    def place_on_path(self, function: Any, path: Path, stream: Stream) -> Any:
-        """Return a function with its place on a path; a function that is not async is returned unchanged."""
-        if not isinstance(function, AsyncTransform):
-            return function
-        name, settings = find_input_name(path), function.settings
-        asking = self._asking.get((settings.kept_as, name), _NOBODY)
-        if stream is Stream.OF_MICRO_BATCH and find_operator(path.base) is None:
-            # These elements are numbered by micro-batch; other paths may number them by the source's offsets.
-            name = f"{name}.anew"
-        if stream is Stream.OF_MICRO_BATCH and asking.is_in_several_chains:
-            raise _no_common_places(settings, name)
-        if asking.readers is not None:
-            folder = answers_folder(settings.uid, name)
-            self.recordings[folder] = Recording(folder, stream, asking.readers)
-        return replace(function, place=self._place, path_name=name, readers=asking.readers, stream=stream)
-
-    def place_between_operators(self, path: Path) -> Path:
-        """Return a path between two keyed operators whose async functions know their place."""
-
-        def place(step: TransformNode) -> TransformNode:
-            return replace(step, function=self.place_on_path(step.function, path, Stream.OF_MICRO_BATCH))
-
-        return path.replace_transforms(place)
 
 
 def _no_common_places(settings: AsyncSettings, name: str) -> GraphError:

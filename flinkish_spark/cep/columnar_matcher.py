@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 
 from flinkish_spark.cep.automaton import Automaton
 from flinkish_spark.cep.matcher import Matcher, order_of_emission
+from flinkish_spark.cep.row_conditions import ComparedWithEarlier
 from flinkish_spark.cep.stages import AfterMatchSkip, Skip
-from flinkish_spark.operators.row_conditions import ComparedWithEarlier
 from flinkish_spark.state.layered import Array
 
 #: No event, no chain, no name.

@@ -1,4 +1,4 @@
-"""Runner of patterns over columns, for keys where that is possible."""
+"""The operator for patterns over columns, and its runner; it uses columns for keys where that is possible."""
 
 from __future__ import annotations
 
@@ -6,12 +6,31 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from flinkish_spark.cep.columnar_matcher import (
+    FAR_MS,
+    NONE,
+    ColumnarMatcher,
+    EarlierEventCondition,
+    Events,
+    MatchColumns,
+    Outcome,
+    StoredMatches,
+    can_be_in_columns,
+    find_long_keys,
+    to_stored_lists,
+)
+from flinkish_spark.cep.conditions import ColumnCondition, Comparison
 from flinkish_spark.cep.expressions import Expression
+from flinkish_spark.cep.functions import Match, MeasuredMatches, tells_of_lost
+from flinkish_spark.cep.pattern_operator import PatternOperator, PatternSearch
+from flinkish_spark.cep.row_conditions import ComparedWithEarlier, compute_measure, earlier_events
+from flinkish_spark.cep.timed_rows import DueColumns, DueRows
+from flinkish_spark.cep.timed_runner import TimedRunner
 from flinkish_spark.core.elements import (
     CLOSED,
     MATCHES,
@@ -22,28 +41,35 @@ from flinkish_spark.core.elements import (
     TimeDomain,
     Timer,
 )
-from flinkish_spark.functions.patterns import tells_of_lost
-from flinkish_spark.operators.columnar_patterns import (
-    FAR_MS,
-    NONE,
-    ColumnarMatcher,
-    Events,
-    MatchColumns,
-    Outcome,
-    StoredMatches,
-    find_long_keys,
-    to_stored_lists,
-)
-from flinkish_spark.operators.patterns import FoundMatch, FoundMatches, PatternOperator
-from flinkish_spark.operators.row_conditions import compute_measure, earlier_events
-from flinkish_spark.operators.timed_rows import DueColumns, DueRows
+from flinkish_spark.operators.context import FunctionContext
 from flinkish_spark.state.key_group import GroupState
+from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.layered import Array
+from flinkish_spark.state.timers import Timers
 from flinkish_spark.transport.blocks import BEHIND
 from flinkish_spark.types.arrow_types import as_schema
+from flinkish_spark.types.rows import ElementType
 from flinkish_spark.types.to_python import Copier, to_values
-from flinkish_spark.worker.runners import ElementRunner, InputRows, OutputRows, RowShape, runs
-from flinkish_spark.worker.timed_runner import TimedRunner, make_timed_runner
+from flinkish_spark.worker.runners import InputRows, OutputRows, RowShape, runs
+
+
+class FoundMatch(NamedTuple):
+    """A match or a timed-out partial match to emit."""
+
+    number: int
+    is_lost: bool
+    time_ms: int
+    match: Match
+
+
+class FoundMatches(NamedTuple):
+    """The matches and timed-out partial matches of a key, in their order."""
+
+    #: Smallest and greatest of their times.
+    first_ms: int
+    last_ms: int
+    #: Yields them.
+    matches: Callable[[], Iterator[FoundMatch]]
 
 
 class _EventColumns:
@@ -161,14 +187,102 @@ class _Paths:
             yield FoundMatch(self._number, self._is_lost[one], self._times_ms[one], match)
 
 
+class ColumnarPatternOperator(PatternOperator):
+    """A :class:`.PatternOperator` whose runner finds matches as columns; here they are only emitted."""
+
+    def open(self, states: KeyedStates, context: FunctionContext, timers: Timers) -> None:
+        #: By key, matches found as columns, to be emitted here, and the time up to which they have been.
+        self.found: dict[Any, tuple[FoundMatches, int]] = {}
+        super().open(states, context, timers)
+
+    def on_timer(self, timer: Timer, domain: TimeDomain) -> None:
+        if self._scope.key in self.found:
+            self._emit_found(*self.found.pop(self._scope.key))
+        else:
+            super().on_timer(timer, domain)
+
+    def _emit_found(self, found: FoundMatches, after_ms: int) -> None:
+        """Emit the current key's matches with times after `after_ms`, up to the watermark."""
+        watermark_ms = self._timers.watermark_ms
+        if found.last_ms > watermark_ms:
+            # The input ends, so the watermark will advance once more.
+            self.found[self._scope.key] = found, watermark_ms
+            self._timers.register_event_time_timer(found.last_ms)
+        function, context, emit = self.function, self._match_context, self._context.emit
+        lost = matches = 0
+        for number, is_lost, time_ms, match in found.matches():
+            if not after_ms < time_ms <= watermark_ms:
+                continue
+            context.name, context.time_ms = self._searches[number].name, time_ms
+            if is_lost:
+                lost += 1
+                rows = function.process_timed_out_match(match, context)
+            else:
+                matches += 1
+                rows = function.process_match(match, context)
+            if rows is not None:
+                emit(rows, time_ms)
+            self._settle()
+        for name, count in ((TIMED_OUT, lost), (MATCHES, matches)):
+            if count:
+                self._context.count(name, count)
+
+    @property
+    def measures(self) -> tuple[Expression, ...] | None:
+        """Expressions to emit for a match, if all of them can be computed over columns; else None."""
+        function = self.function
+        if not isinstance(function, MeasuredMatches):
+            return None
+        in_columns = all(earlier_events(one) is not None for one in function.measures)
+        return function.measures if in_columns else None
+
+    def make_columnar_matchers(self) -> list[ColumnarMatcher]:
+        found = []
+        for one, wanted in zip(self._searches, self._search.patterns, strict=True):
+            automaton, looks_back = wanted.automaton, []
+            numbers = {name: at for at, name in enumerate(automaton.stages)}
+            for bit, leaf in enumerate(automaton.leaves):
+                if isinstance(leaf, Comparison) and leaf.expression is not None:
+                    named = earlier_events(leaf.expression) or ()
+                    places = tuple((numbers[name], is_last) for name, is_last in named)
+                    looks_back.append(
+                        EarlierEventCondition(bit, places, ComparedWithEarlier(leaf.expression, named))
+                    )
+            answers = tuple(map(self._columns.get, automaton.leaves))
+            found.append(ColumnarMatcher(one.matcher, wanted.skip, looks_back, one.states, answers))
+        return found
+
+
+def make_pattern_operator(
+    search: PatternSearch, element: ElementType, time_field: int | None = None
+) -> PatternOperator:
+    is_columnar = (
+        search.clock is TimeDomain.EVENT_TIME
+        and search.compare is None
+        and search.limit is None
+        and all(can_be_in_columns(one.automaton, one.skip) for one in search.patterns)
+        and all(
+            earlier_events(search.comparisons[leaf.text]) is not None
+            if isinstance(leaf, Comparison)
+            else isinstance(leaf, ColumnCondition)
+            for one in search.patterns
+            for leaf in one.automaton.leaves
+        )
+    )
+    return (ColumnarPatternOperator if is_columnar else PatternOperator)(search, element, time_field)
+
+
+@runs(ColumnarPatternOperator)
 class PatternRunner(TimedRunner):
-    """Runs a :class:`~flinkish_spark.operators.patterns.PatternOperator` with matches as columns.
+    """Runs a :class:`~flinkish_spark.cep.pattern_operator.PatternOperator` with matches as columns.
 
     Keys that can be processed as columns have no state objects and one timer, for their first due event or
     time-out; the operator only emits their matches. Other keys are processed as in any :class:`.TimedRunner`.
     """
 
-    def __init__(self, operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape) -> None:
+    def __init__(
+        self, operator: ColumnarPatternOperator, uid: str, max_parallelism: int, shape: RowShape
+    ) -> None:
         super().__init__(operator, uid, max_parallelism, shape)
         self._patterns, self._searches = operator, operator.make_columnar_matchers()
         self.also_due = [one.states[-1] for one in self._searches]
@@ -383,11 +497,3 @@ def _matches_of(
 ) -> Iterator[FoundMatch]:
     for pattern, number in zip(patterns, numbers, strict=True):
         yield from paths[pattern].matches((number,))
-
-
-@runs(PatternOperator)
-def make_pattern_runner(
-    operator: PatternOperator, uid: str, max_parallelism: int, shape: RowShape
-) -> ElementRunner:
-    make = PatternRunner if operator.is_columnar else make_timed_runner
-    return make(operator, uid, max_parallelism, shape)

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flinkish_spark.cep import row_conditions
 from flinkish_spark.cep.expressions import Frame
+from flinkish_spark.cep.match_recognize import match_recognize
+from flinkish_spark.cep.row_conditions import answer_conditions
 from flinkish_spark.cep.rows import RowMatcher, RowSearch
 from flinkish_spark.cep.values import NoSuchValue
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.functions.match_recognize import match_recognize
-from flinkish_spark.operators import row_conditions
-from flinkish_spark.operators.row_conditions import answer_conditions
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.to_python import to_values
@@ -178,7 +178,7 @@ def test_a_row_pattern_finds_the_same_without_columns(text: str, seed: int, monk
     seeded = chance.getstate()
     with_columns = run()
     chance.setstate(seeded)
-    monkeypatch.setattr("flinkish_spark.operators.row_patterns.answer_conditions", lambda *_: {})
+    monkeypatch.setattr("flinkish_spark.cep.row_operator.answer_conditions", lambda *_: {})
     assert run() == with_columns
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,6 @@ import pyarrow.compute as pc
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag
 from flinkish_spark.operators.context import FunctionContext, put_aside
-from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.state.columnar import ColumnarState
 from flinkish_spark.state.descriptors import ListStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
@@ -104,17 +102,6 @@ class TimedRows:
                 "none be null; or call in_processing_time()"
             )
         put_aside(context, self._late_output, value[: self.width])
-
-
-class TimedRowsOperator(KeyedStreamOperator, ABC):
-    """An operator that processes rows in the order of their times.
-
-    If `timed` is not None, its runner stores waiting rows, puts the due rows of a key group into `timed.due`
-    and fires a timer for each key with due rows. Only late rows and rows without a time go to its processor,
-    which is that of `timed`.
-    """
-
-    timed: TimedRows | None
 
 
 class WaitingRows:

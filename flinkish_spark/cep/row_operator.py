@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flinkish_spark.cep.row_conditions import Answers, answer_conditions
 from flinkish_spark.cep.rows import RowMatcher, RowSearch, RowsPerMatch, RowState
+from flinkish_spark.cep.timed_rows import DueRows, TimedRows
+from flinkish_spark.cep.timed_runner import TimedRowsOperator
 from flinkish_spark.core.elements import MATCHES, OutputTag, TimeDomain, Timer
 from flinkish_spark.operators.context import FunctionContext, move_timer
 from flinkish_spark.operators.joins import TimedBuffer, time_of
 from flinkish_spark.operators.process import Processor
-from flinkish_spark.operators.row_conditions import Answers, answer_conditions
-from flinkish_spark.operators.timed_rows import DueRows, TimedRows, TimedRowsOperator
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.timers import Timers

@@ -14,29 +14,28 @@ import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 
-from flinkish_spark.core.errors import InternalError
-from flinkish_spark.core.micro_batch import micro_batch_of_task
-from flinkish_spark.core.store import Store
-from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.operators.async_wait import (
-    AsyncElement,
-    AsyncSpec,
-    AsyncStatistics,
-    AsyncWait,
-    DurableAnswers,
-    Rows,
-)
-from flinkish_spark.operators.context import close_operator
-from flinkish_spark.operators.process import ElementError
-from flinkish_spark.operators.recorded_answers import (
+from flinkish_spark.async_io.recorded_answers import (
     Answer,
     AnswerKey,
     Outputs,
     Readers,
     RecordedAnswers,
-    Stream,
     compute_digest,
 )
+from flinkish_spark.async_io.wait import (
+    AsyncElement,
+    AsyncSpec,
+    AsyncWait,
+    DurableAnswers,
+    Rows,
+)
+from flinkish_spark.contracts.calls import AsyncStatistics, Stream
+from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.micro_batch import micro_batch_of_task
+from flinkish_spark.core.store import Store
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.operators.context import close_operator
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.transport.columns import CHANNEL, SEQUENCE
 from flinkish_spark.types.rows import OutputError
 from flinkish_spark.worker.daemon import freeze_modules

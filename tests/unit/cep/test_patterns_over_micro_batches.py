@@ -16,10 +16,11 @@ import pytest
 
 from flinkish_spark import OutputTag
 from flinkish_spark.cep import AfterMatchSkip, Pattern, PatternProcessFunction, WithinType
+from flinkish_spark.cep.columnar_runner import make_pattern_operator
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.matcher import Matcher
+from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
-from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
@@ -79,7 +80,9 @@ class Subtask(ColumnsHarness):
 
     def __init__(self, pattern: Pattern, bases: MemoryBases, restore: Snapshot | None = None) -> None:
         wanted = LookedFor("", compile_pattern(pattern), pattern.skip)
-        operator = PatternOperator(PatternSearch((wanted,), Show(), late_output=LATE), ElementType(EVENT))
+        operator = make_pattern_operator(
+            PatternSearch((wanted,), Show(), late_output=LATE), ElementType(EVENT)
+        )
         fields = parse_ddl(EVENT)
         travels = whole_records(fields, 0)
         outputs = tuple(map(parse_ddl, (OUTPUT, EVENT, OUTPUT)))

@@ -24,9 +24,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.async_io.functions import side_of
+from flinkish_spark.contracts.calls import Stream
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
-from flinkish_spark.functions.async_io import side_of
 from flinkish_spark.operators.process import ElementError
 from flinkish_spark.state.codec import FrameError, pack_frame, read_table, table_bytes, unpack_frame
 from flinkish_spark.types.rows import OutputError, RowReader, RowWriter, arrow_schema
@@ -76,15 +77,6 @@ class Outputs:
             elif side in found:
                 found[side].append(row.row)
         return tuple(tuple(found[name]) for name in self.names)
-
-
-class Stream(enum.Enum):
-    """Scope in which an element's channel and sequence are unique."""
-
-    #: Assigned by a source: unique for the life of the job.
-    OF_SOURCE = "OF_SOURCE"
-    #: Assigned anew in each micro-batch, by an operator or by the position in a task.
-    OF_MICRO_BATCH = "OF_MICRO_BATCH"
 
 
 class Readers(enum.Enum):
@@ -292,7 +284,7 @@ def decode(outputs: Outputs, data: bytes) -> list[tuple[AnswerKey, Answer]]:
 
 
 @dataclass(frozen=True)
-class Recording:
+class AnswerRecording:
     """How the answers of an operator on one path of a plan are recorded."""
 
     #: Their folder in the job directory.
@@ -300,11 +292,14 @@ class Recording:
     stream: Stream
     readers: Readers
 
+    def make_retention(self, store: Store) -> AnswerRetention:
+        return AnswerRetention(store, self)
+
 
 class AnswerRetention:
     """Finds answers that are not needed any more; lives as long as a process owns the job."""
 
-    def __init__(self, store: Store, recording: Recording) -> None:
+    def __init__(self, store: Store, recording: AnswerRecording) -> None:
         self._store, self._recording = store, recording
         #: Greatest sequence per channel in the live lineage, while there are abandoned ones.
         self._reached: dict[int, int] = {}

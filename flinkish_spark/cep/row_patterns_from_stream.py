@@ -10,6 +10,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.rows import RowMatcher, RowsPerMatch, RowState
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MATCHES, MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import PatternError
@@ -21,7 +22,6 @@ from flinkish_spark.functions.keyed import (
     KeyedReadOnlyContext,
     RuntimeContext,
 )
-from flinkish_spark.functions.match_recognize import match_recognize
 from flinkish_spark.state.descriptors import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.types.ddl import DdlError, ddl_of, parse_ddl
 

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from flinkish_spark import AsyncDataStream, AsyncFunction, OutputTag, StreamExecutionEnvironment
+from flinkish_spark.async_io.recorded_answers import Readers
+from flinkish_spark.async_io.transform import AsyncTransform
+from flinkish_spark.contracts.calls import NO_PLACE, Stream
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.operators.recorded_answers import Readers, Stream
-from flinkish_spark.planning.async_calls import NO_PLACE, AsyncCalls, AsyncTransform
 from flinkish_spark.planning.optimizer import optimize
+from flinkish_spark.planning.recorded_functions import RecordedFunctions
 from flinkish_spark.planning.rules.cut_chains import find_chain_ends
 from flinkish_spark.planning.stream_graph import TransformNode, find_paths, find_upstreams
 from flinkish_spark.sinks import MemorySink
@@ -43,7 +45,7 @@ def out(stream: Any, *uids: str) -> None:
 def readers(env: StreamExecutionEnvironment, stream: Stream = Stream.OF_SOURCE) -> set[Readers | None]:
     """Who reads the recorded answers on each path on which the operator stands."""
     graph = env.graph
-    calls = AsyncCalls(optimize(graph).calls, NO_PLACE)
+    calls = RecordedFunctions(optimize(graph).evaluations, NO_PLACE)
     paths = [path for sink in graph.sinks for path in find_paths(sink.parent)]
     paths += [
         path for node in graph.operators for upstream in find_upstreams(node) for path in upstream.paths
@@ -144,7 +146,7 @@ def test_no_tag_becomes_a_path() -> None:
     totals = total(orders(env))
     out(ask(totals.get_side_output(SIDE)), "one")
     graph = env.graph
-    calls = AsyncCalls(optimize(graph).calls, NO_PLACE)
+    calls = RecordedFunctions(optimize(graph).evaluations, NO_PLACE)
     (path,) = find_paths(graph.sinks[0].parent)
     (step,) = path.steps
     assert isinstance(step, TransformNode)

@@ -15,11 +15,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, Generic, TypeVar
 
-from flinkish_spark.core.iterators import USER_ERRORS, elements_of
-from flinkish_spark.functions.async_io import (
+from flinkish_spark.async_io.functions import (
     CURRENT_CALL,
     NO_LIMITS,
     NO_RETRY_STRATEGY,
@@ -30,6 +29,8 @@ from flinkish_spark.functions.async_io import (
     CallLimits,
     ToSide,
 )
+from flinkish_spark.contracts.calls import AsyncStatistics
+from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.operators.process import ElementError
 from flinkish_spark.protocol.latency import LatencyHistogram
 from flinkish_spark.types.to_python import copy_if_mutable
@@ -54,37 +55,6 @@ class AsyncSpec:
     batch_size: int = 1
     #: Whether answers are stored durably before they are used.
     is_recorded: bool = False
-
-
-@dataclass(frozen=True)
-class AsyncStatistics:
-    """Statistics of an operator's async calls, named as in PyFlink's metrics where it has them."""
-
-    #: Elements with a result, without those whose answer had been recorded earlier.
-    elements: int = 0
-    #: Calls that were started, and how many of them were retries.
-    calls: int = 0
-    retries: int = 0
-    #: Calls that raised, and elements that timed out over all of their calls.
-    failures: int = 0
-    timeouts: int = 0
-    #: Greatest number of concurrent calls in one worker.
-    inflight: int = 0
-    batch_size: LatencyHistogram = field(default_factory=LatencyHistogram)
-    #: From the start of an element's first call to its result, including retries and waits.
-    batch_latency_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
-    #: Duration of each single call.
-    async_call_duration_ms: LatencyHistogram = field(default_factory=LatencyHistogram)
-
-    def merge(self, other: AsyncStatistics) -> AsyncStatistics:
-        both: dict[str, Any] = {}
-        for each in fields(self):
-            one, two = getattr(self, each.name), getattr(other, each.name)
-            if isinstance(one, LatencyHistogram):
-                both[each.name] = one.merge(two)
-            else:
-                both[each.name] = max(one, two) if each.name == "inflight" else one + two
-        return AsyncStatistics(**both)
 
 
 class _Meter:

@@ -17,22 +17,22 @@ from hypothesis import strategies as st
 
 from flinkish_spark import OutputTag
 from flinkish_spark.cep import Pattern, PatternProcessFunction, SqlCondition
+from flinkish_spark.cep.columnar_matcher import find_long_keys
+from flinkish_spark.cep.columnar_runner import ColumnarPatternOperator, PatternRunner, make_pattern_operator
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition, Comparison
+from flinkish_spark.cep.functions import MeasuredMatches
+from flinkish_spark.cep.match_recognize import parse_comparison, parse_measures
+from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
+from flinkish_spark.cep.timed_runner import TimedRunner
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.functions.match_recognize import parse_comparison, parse_measures
-from flinkish_spark.functions.patterns import MeasuredMatches
-from flinkish_spark.operators.columnar_patterns import find_long_keys
-from flinkish_spark.operators.patterns import LookedFor, PatternOperator, PatternSearch
 from flinkish_spark.state.descriptors import ValueStateDescriptor
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.worker import keyed_operator
-from flinkish_spark.worker.pattern_columns import PatternRunner
 from flinkish_spark.worker.runners import RowShape
-from flinkish_spark.worker.timed_runner import TimedRunner
 from tests.support import effort
 from tests.support.cep_cases import cases
 from tests.support.flink_cep import Case, condition, looks_back, pattern_of, skip_of
@@ -156,7 +156,7 @@ class Subtask(ColumnsHarness):
         function, output = told_as_text(wanted) if is_text else (Show(), parse_ddl(OUTPUT))
         settings = {"late_output": LATE, "column_conditions": self.texts, "comparisons": said}
         search = PatternSearch(wanted, function, **settings)
-        operator = PatternOperator(search, ElementType(EVENT))
+        operator = make_pattern_operator(search, ElementType(EVENT))
         answers = "".join(f", __holds_{at} BOOLEAN" for at in range(len(self.texts)))
         fields = parse_ddl(EVENT + answers)
         travels = whole_records(fields, 0)
@@ -167,7 +167,7 @@ class Subtask(ColumnsHarness):
             ("late", "lost"),
             True,
         )
-        self.is_columnar = operator.is_columnar
+        self.is_columnar = isinstance(operator, ColumnarPatternOperator)
         make = keyed_operator.make_runner
         if as_columns:
             runner = make(operator, "found", GROUPS, shape)

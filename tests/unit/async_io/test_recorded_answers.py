@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import OutputTag
-from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.core.store import LocalStore
-from flinkish_spark.functions.async_io import ToSide
-from flinkish_spark.operators.process import ElementError
-from flinkish_spark.operators.recorded_answers import (
+from flinkish_spark.async_io.functions import ToSide
+from flinkish_spark.async_io.recorded_answers import (
     Answer,
     AnswerKey,
+    AnswerRecording,
     AnswerRetention,
     Outputs,
     Readers,
     RecordedAnswers,
-    Recording,
-    Stream,
     compute_digest,
 )
+from flinkish_spark.contracts.calls import Stream
+from flinkish_spark.core.elements import OutputTag
+from flinkish_spark.core.errors import CorruptObjectError
+from flinkish_spark.core.store import LocalStore
+from flinkish_spark.operators.process import ElementError
 from flinkish_spark.types.ddl import parse_ddl
 
 FOLDER = "answers/asked/orders"
@@ -148,7 +148,7 @@ def test_a_damaged_object_is_an_error_and_no_missing_answer(store: LocalStore, t
 
 
 def find_unneeded(store: LocalStore, lineage: int, batches: list[int], **settings: Any) -> set[str]:
-    recording = Recording(
+    recording = AnswerRecording(
         FOLDER, settings.get("stream", Stream.OF_SOURCE), settings.get("readers", Readers.ONE_WAY)
     )
     return names(AnswerRetention(store, recording), lineage, batches)
@@ -177,7 +177,7 @@ def test_what_a_left_lineage_has_goes_when_the_live_one_has_come_past_it(store: 
 
 def test_what_the_live_lineage_passes_in_two_checkpoints_goes_with_the_second(store: LocalStore) -> None:
     put(opened(store, batch=5), (asked(10), 1), (asked(10, channel=1), 2))
-    retention = AnswerRetention(store, Recording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
+    retention = AnswerRetention(store, AnswerRecording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
     put(opened(store, batch=5, lineage=1), (asked(10), 1))
     done = retention.find_unneeded(1, [5])
     assert [key.rsplit("/", 1)[1] for key in done] == ["1-5-t0-0"]
@@ -189,7 +189,7 @@ def test_what_the_live_lineage_passes_in_two_checkpoints_goes_with_the_second(st
 
 def test_what_nobody_comes_past_is_given_up_at_last(store: LocalStore) -> None:
     put(opened(store, batch=5), (asked(10), 1))
-    retention = AnswerRetention(store, Recording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
+    retention = AnswerRetention(store, AnswerRecording(FOLDER, Stream.OF_SOURCE, Readers.ONE_WAY))
     gone = [names(retention, 1, [number]) for number in range(5, 25)]
     assert gone[:-1] == [set()] * 19 and gone[-1] == {"0-5-t0-0"}
 

@@ -1,0 +1,1 @@
+"""Async functions: what users derive from, the calls, and recorded answers; see docs/async.md."""
