@@ -37,6 +37,7 @@ from flinkish_spark.connectors.formats.avro_schemas import (
 from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.reader import (
     CodecError,
+    OnSchemaChange,
     Reader,
     SchemaDifference,
     SliceConverter,
@@ -44,9 +45,13 @@ from flinkish_spark.connectors.formats.reader import (
     check_difference,
     to_mismatch_error,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
+from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    RegistrySchema,
+    SchemaRegistry,
+    make_library_error,
+)
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 

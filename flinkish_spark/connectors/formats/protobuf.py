@@ -28,6 +28,7 @@ from flinkish_spark.connectors.formats.proofs import skip_prefixes
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
     CodecError,
+    OnSchemaChange,
     Reader,
     SchemaDifference,
     SliceConverter,
@@ -36,10 +37,14 @@ from flinkish_spark.connectors.formats.reader import (
     fetch_schema,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
+from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    RegistrySchema,
+    SchemaRegistry,
+    make_library_error,
+)
 from flinkish_spark.connectors.varints import read_varint, write_varint
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
@@ -97,6 +102,25 @@ def descriptor_of(files: bytes, message: str) -> Any:
             why=f"{wrong}"[:500].rstrip("."),
             what_to_do="give what protoc --descriptor_set_out --include_imports writes, and the full name",
         ) from None
+
+
+def serialize_descriptors(file: Any) -> bytes:
+    """Return a file's descriptors with those of all its imports; imported files come first."""
+    from google.protobuf import descriptor_pb2
+
+    found = descriptor_pb2.FileDescriptorSet()
+    known: set[str] = set()
+
+    def add(one: Any) -> None:
+        if one.name in known:
+            return
+        known.add(one.name)
+        for needed in one.dependencies:
+            add(needed)
+        one.CopyToProto(found.file.add())
+
+    add(file)
+    return bytes(found.SerializeToString(deterministic=True))
 
 
 def file_of(files: bytes) -> Any:
@@ -444,13 +468,7 @@ def _replace_enums(message: Any) -> Any:
     # lost, also as an element of a list or with its key in a map. It refuses to write such a number.
     from google.protobuf import descriptor_pb2
 
-    made, seen, left = descriptor_pb2.FileDescriptorSet(), set[str](), [message.file]
-    while left:
-        file = left.pop()
-        if file.name not in seen:
-            seen.add(file.name)
-            file.CopyToProto(made.file.add())
-            left.extend(file.dependencies)
+    made = descriptor_pb2.FileDescriptorSet.FromString(serialize_descriptors(message.file))
     for file in made.file:
         _number_enums(file.message_type)
     return descriptor_of(made.SerializeToString(), message.full_name)

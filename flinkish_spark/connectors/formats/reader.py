@@ -14,19 +14,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.plain_json import MOST_REASON
+from flinkish_spark.connectors.bad_records import MOST_REASON
 from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
     MAGIC,
     NoSuchSchema,
     RegistrySchema,
     SchemaChangedError,
+    SchemaRegistry,
     client_of,
 )
+from flinkish_spark.contracts.format import EncodedColumn, PartReader, PartWriter
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.arrow_columns import SMALLEST_PART, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
 
@@ -34,6 +37,22 @@ from flinkish_spark.types.arrow_types import arrow_type
 READ, REASON = "read", "reason"
 #: Errors that Arrow raises for a value of a wrong type; no memory errors.
 _MISFITS = (OverflowError, TypeError, ValueError)
+
+
+class OnSchemaChange(Choice):
+    """Policy for records whose writer's schema has more than the source's own schema.
+
+    A field that the writer's schema lacks is no such change: it is null, or has the default of the source's
+    schema.
+    """
+
+    #: Stop the job, with the names of the fields, so that no field is left out by accident.
+    FAIL = "fail"
+    #: Start again with the newest schema of the subject: new columns, null in records from before. In Avro
+    #: also for a value that the source's schema cannot hold; the column's type may be another one then.
+    EVOLVE = "evolve"
+    #: Read the fields of the source's schema, and leave out all others.
+    LEAVE_OUT = "leave_out"
 
 
 class CodecError(ValueError):
@@ -179,6 +198,40 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
         found.append(made)
         reasons.append(reason)
     return found, reasons
+
+
+@dataclass(frozen=True)
+class ConvertingReader(PartReader):
+    """Reads keys or values by a converter."""
+
+    reader: Reader
+
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        rows, reasons = self._convert(values, time_zone)
+        if self.name != "value" and reasons.null_count < len(reasons):
+            reasons = pc.binary_join_element_wise(f"its {self.name}: ", reasons, "")
+        return rows, reasons
+
+    def _convert(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        return read_values(self.reader, values)
+
+
+@dataclass(frozen=True)
+class ConvertingWriter(PartWriter):
+    """Writes keys or values by a converter."""
+
+    writer: Writer
+
+    @property
+    def may_misfit(self) -> bool:
+        return True
+
+    @abstractmethod
+    def _rows(self, records: pa.RecordBatch) -> pa.Array:
+        """Return what the converter writes."""
+
+    def write(self, records: pa.RecordBatch) -> EncodedColumn:
+        return EncodedColumn(*write_values(self.writer, self._rows(records)))
 
 
 @dataclass
