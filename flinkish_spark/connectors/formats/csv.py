@@ -60,7 +60,7 @@ class Csv(Format):
     def make_reader(self, part: str) -> PartReader:
         fields = parse_fields(self.schema, "CSV")
         _check_flat(fields, "the CSV schema")
-        return _LineReader(part, fields, CsvReader(fields.json(), self.delimiter))
+        return ConvertingReader(part, fields, CsvReader(fields.json(), self.delimiter))
 
     def check_fields(self, schema: T.StructType, whose: str) -> None:
         fields = choose_fields(schema, self.schema, whose)
@@ -81,12 +81,6 @@ def _check_flat(fields: T.StructType, whose: str) -> None:
             )
 
 
-class _LineReader(ConvertingReader):
-    def _convert(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-        assert isinstance(self.reader, CsvReader)
-        return read_values(replace(self.reader, time_zone=time_zone), values)
-
-
 @dataclass(frozen=True)
 class _LineWriter(PartWriter):
     form: CsvForm
@@ -100,6 +94,9 @@ class CsvReader(Reader):
     fields: str
     delimiter: str
     time_zone: str = "UTC"
+
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        return read_values(replace(self, time_zone=time_zone), values)
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]

@@ -29,6 +29,7 @@ from flinkish_spark.connectors.formats.reader import (
     Writer,
     WriterSchemas,
     check_difference,
+    read_values,
 )
 from flinkish_spark.connectors.formats.registered import RegisteredFormat, parse_schema_text
 from flinkish_spark.connectors.formats.registry import (
@@ -319,6 +320,12 @@ class JsonSchemaReader(Reader):
 
     kind = T.StringType()
 
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        texts, reasons = read_values(self, values)
+        fields = T.StructType.fromJson(json.loads(self.fields))
+        rows, refused = read_json(texts.cast(pa.binary()), fields, "it", time_zone)
+        return rows, pc.coalesce(reasons, refused)
+
     def make_converter(self) -> Callable[[bytes], str]:
         if self.registry is None:
             validator = validator_of(self.text, self.references)
@@ -530,7 +537,7 @@ class JsonSchema(RegisteredFormat):
         reader = JsonSchemaReader(
             given.text, given.references, fields.json(), self.registry, self.on_schema_change
         )
-        return _ValidatingReader(part, fields, reader)
+        return ConvertingReader(part, fields, reader)
 
     def _choose(self, schema: T.StructType, whose: str) -> T.StructType:
         if self.fields or not self.schema:
@@ -563,13 +570,6 @@ class JsonSchema(RegisteredFormat):
 
     def _text(self, schema: T.StructType) -> str:
         return self.schema or derive_schema(self._choose(schema, type(self).__name__))
-
-
-class _ValidatingReader(ConvertingReader):
-    def _convert(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-        texts, reasons = ConvertingReader._convert(self, values, time_zone)
-        rows, refused = read_json(texts.cast(pa.binary()), self.fields, "it", time_zone)
-        return rows, pc.coalesce(reasons, refused)
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,10 @@ class Reader(ABC):
         """Return a function that reads slices, if the reader has one; called once per process."""
         return None
 
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        """Return a struct for each value, and the reasons of bad values; both are null for a null."""
+        return read_values(self, values)
+
 
 class Writer(ABC):
     """Writes the keys or the values of records. Compared and hashed by its settings."""
@@ -207,13 +211,10 @@ class ConvertingReader(PartReader):
     reader: Reader
 
     def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-        rows, reasons = self._convert(values, time_zone)
+        rows, reasons = self.reader.read(values, time_zone)
         if self.name != "value" and reasons.null_count < len(reasons):
             reasons = pc.binary_join_element_wise(f"its {self.name}: ", reasons, "")
         return rows, reasons
-
-    def _convert(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
-        return read_values(self.reader, values)
 
 
 @dataclass(frozen=True)
