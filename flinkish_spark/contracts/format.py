@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -145,10 +145,12 @@ class Changes(ABC):
         """Refuse a source without a key if a deletion may have nothing but the key."""
 
     @abstractmethod
-    def make_changelog(
-        self, reader_of: Callable[[Format], PartReader | None], metadata: Sequence[str]
-    ) -> tuple[PartReader | None, Changelog | None]:
-        """Return what reads values and what makes rows of them; None for both if they are not known yet."""
+    def make_format(self, metadata: Sequence[str]) -> Format:
+        """Return the format of the values, which has the members that changes and metadata are in."""
+
+    @abstractmethod
+    def make_changelog(self, fields: T.StructType, metadata: Sequence[str]) -> Changelog:
+        """Return what makes rows of values with these fields."""
 
 
 def name_schema_fact(uid: str, part: str) -> str:

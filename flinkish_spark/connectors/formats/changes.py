@@ -7,7 +7,7 @@ import hashlib
 import json
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -28,7 +28,7 @@ from flinkish_spark.connectors.formats.changelog_texts import DecimalHandling, E
 from flinkish_spark.connectors.formats.reader import OnSchemaChange
 from flinkish_spark.connectors.formats.registry import SchemaRegistry
 from flinkish_spark.connectors.plain_formats import parse_fields
-from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader
+from flinkish_spark.contracts.format import Changelog, Changes, Format
 from flinkish_spark.core.changelogs import ChangelogMode
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
@@ -54,12 +54,13 @@ class _JsonChanges(Changes):
     def _check_columns(self, fields: T.StructType) -> None:
         """Refuse settings that do not fit the columns."""
 
-    def make_changelog(
-        self, reader_of: Callable[[Format], PartReader | None], metadata: Sequence[str]
-    ) -> tuple[PartReader | None, Changelog | None]:
+    def make_format(self, metadata: Sequence[str]) -> Format:
         made = JsonChangelog(self, self._make_envelope(), parse_fields(self.schema), metadata)
         self._check_columns(made.fields)
-        return reader_of(made.json), made
+        return made.json
+
+    def make_changelog(self, fields: T.StructType, metadata: Sequence[str]) -> Changelog:
+        return JsonChangelog(self, self._make_envelope(), parse_fields(self.schema), metadata)
 
 
 @dataclass(frozen=True)
@@ -270,13 +271,11 @@ class DebeziumAvro(Changes):
             on_bad_record=self.on_bad_record,
         )
 
-    def make_changelog(
-        self, reader_of: Callable[[Format], PartReader | None], metadata: Sequence[str]
-    ) -> tuple[PartReader | None, Changelog | None]:
-        reader = reader_of(self.envelope)
-        if reader is None:
-            return None, None
-        return reader, AvroChangelog(self, reader.fields, self.unavailable, metadata)
+    def make_format(self, metadata: Sequence[str]) -> Format:
+        return self.envelope
+
+    def make_changelog(self, fields: T.StructType, metadata: Sequence[str]) -> Changelog:
+        return AvroChangelog(self, fields, self.unavailable, metadata)
 
 
 def _check_names(fields: T.StructType, setting: str, names: Iterable[str], *kinds: type[T.DataType]) -> None:

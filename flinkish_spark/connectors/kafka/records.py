@@ -114,9 +114,10 @@ class Decoding:
         self, reader_of: Callable[[Format], PartReader | None]
     ) -> tuple[PartReader | None, Changelog | None]:
         """Return the reader of values, and their changelog; None for a reader that is not known yet."""
-        if isinstance(self.value, Changes):
-            return self.value.make_changelog(reader_of, self._of_value)
-        return reader_of(self.value), None
+        if not isinstance(self.value, Changes):
+            return reader_of(self.value), None
+        reader = reader_of(self.value.make_format(self._of_value))
+        return reader, None if reader is None else self.value.make_changelog(reader.fields, self._of_value)
 
     def fields_of(self, key: PartReader | None) -> T.StructType:
         """Return a key's fields under their names in the stream."""
