@@ -27,8 +27,8 @@ from flinkish_spark.connectors.formats.reader import (
     Reader,
     SchemaDifference,
     Writer,
-    WriterSchemas,
     check_difference,
+    prepare_by_id,
     read_values,
 )
 from flinkish_spark.connectors.formats.registered import RegisteredFormat, parse_schema_text
@@ -330,8 +330,8 @@ class JsonSchemaReader(Reader):
         if self.registry is None:
             validator = validator_of(self.text, self.references)
             return lambda data: _valid(data, 0, validator)
-        writers = WriterSchemas(self.registry, "JSON", self._prepare)
-        return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
+        validator_by_id = prepare_by_id(self.registry, "JSON", self._prepare)
+        return lambda data: _valid(data, HEADER_BYTES, validator_by_id(data))
 
     def _prepare(self, found: RegistrySchema) -> Any:
         if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:

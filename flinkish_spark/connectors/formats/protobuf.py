@@ -12,19 +12,21 @@ import base64
 import binascii
 import contextlib
 import decimal
+import functools
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.proofs import skip_prefixes
+from flinkish_spark.connectors.formats.proofs import read_after_prefix
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
     CodecError,
@@ -435,10 +437,10 @@ class ProtobufReader(Reader):
         descriptor = descriptor_of(self.files, self.message)
         made, convert = message_factory.GetMessageClass(_replace_enums(descriptor)), _row_of(descriptor)
         is_needed = _has_required(descriptor, set())
-        writers = None if self.registry is None else _Writers(self.registry, self, descriptor)
+        start_of = None if self.registry is None else _find_starts(self.registry, self, descriptor)
 
         def read(data: bytes) -> tuple[Any, ...]:
-            start = 0 if writers is None else writers.start_of(data)
+            start = 0 if start_of is None else start_of(data)
             try:
                 found = made.FromString(data[start:] if start else data)
             # The pure-Python implementation of Protobuf raises UnicodeDecodeError.
@@ -458,8 +460,8 @@ class ProtobufReader(Reader):
         columns = message_columns(descriptor, arrow_type(fields_of(descriptor)))
         if columns is None or self.registry is None:
             return columns
-        start_of = _Writers(self.registry, self, descriptor).start_of
-        return skip_prefixes(lambda data: (data[: start_of(data)], columns))
+        start_of = _find_starts(self.registry, self, descriptor)
+        return partial(read_after_prefix, lambda data: (data[: start_of(data)], columns))
 
 
 def _replace_enums(message: Any) -> Any:
@@ -495,38 +497,33 @@ def _has_required(message: Any, seen: set[str]) -> bool:
     )
 
 
-@dataclass
-class _Writers:
-    registry: SchemaRegistry
-    reader: ProtobufReader
-    descriptor: Any
-    _known: dict[tuple[int, tuple[int, ...]], str] = field(default_factory=dict)
+def _find_starts(registry: SchemaRegistry, reader: ProtobufReader, wanted: Any) -> Callable[[bytes], int]:
+    """Return a function to where the message of a record begins; it refuses another message."""
 
-    def start_of(self, data: bytes) -> int:
-        schema_id = schema_id_of(data)
-        path, start = path_in(data, HEADER_BYTES)
-        if (schema_id, path) not in self._known:
-            self._known[schema_id, path] = self._find_message_name(schema_id, path)
-        name = self._known[schema_id, path]
-        if name != self.descriptor.full_name:
-            raise CodecError(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
-        return start
-
-    def _find_message_name(self, schema_id: int, path: tuple[int, ...]) -> str:
-        schema = fetch_schema(self.registry, schema_id, "PROTOBUF")
+    @functools.cache
+    def find_name(schema_id: int, path: tuple[int, ...]) -> str:
+        schema = fetch_schema(registry, schema_id, "PROTOBUF")
         file = file_of(files_of(schema))
         message = _message_at(file, path)
         # Java clients do not count the entry messages of maps.
         other = _message_at(file, path, counts_entries=False)
-        if other is not None and other.full_name == self.descriptor.full_name:
+        if other is not None and other.full_name == wanted.full_name:
             message = other
         if message is None:
             raise CodecError(f"its schema {schema_id} has no message at {list(path)}")
-        if message.full_name == self.descriptor.full_name:
+        if message.full_name == wanted.full_name:
             found = SchemaDifference()
-            _compare(message, self.descriptor, "", found, set())
-            check_difference(schema, found, self.reader.on_schema_change)
+            _compare(message, wanted, "", found, set())
+            check_difference(schema, found, reader.on_schema_change)
         return str(message.full_name)
+
+    def start_of(data: bytes) -> int:
+        schema_id, (path, start) = schema_id_of(data), path_in(data, HEADER_BYTES)
+        if (name := find_name(schema_id, path)) != wanted.full_name:
+            raise CodecError(f"it is the message '{name}', and not '{wanted.full_name}'")
+        return start
+
+    return start_of
 
 
 def first_message(files: bytes) -> str:

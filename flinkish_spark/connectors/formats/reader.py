@@ -308,19 +308,13 @@ def schema_id_of(data: bytes) -> int:
     return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
-@dataclass
-class WriterSchemas:
-    """The writers' schemas that records name; each is fetched and prepared once per process."""
+def prepare_by_id(
+    registry: SchemaRegistry, kind: str, prepare: Callable[[RegistrySchema], Any]
+) -> Callable[[bytes], Any]:
+    """Return a function from a record to what was prepared of its writer's schema, once per process."""
 
-    registry: SchemaRegistry
-    #: The registry's name of the format.
-    kind: str
-    #: Turns a schema into what reads its records; raises an error if the schema cannot be used.
-    prepare: Callable[[RegistrySchema], Any]
-    _known: dict[int, Any] = field(default_factory=dict)
+    @functools.cache
+    def find(schema_id: int) -> Any:
+        return prepare(fetch_schema(registry, schema_id, kind))
 
-    def of(self, data: bytes) -> Any:
-        schema_id = schema_id_of(data)
-        if schema_id not in self._known:
-            self._known[schema_id] = self.prepare(fetch_schema(self.registry, schema_id, self.kind))
-        return self._known[schema_id]
+    return lambda data: find(schema_id_of(data))
