@@ -12,10 +12,10 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from flinkish_spark import OnSchemaChange
 from flinkish_spark.connectors.formats import avro, protobuf
 from flinkish_spark.connectors.formats.reader import Reader, SliceReader
 from flinkish_spark.connectors.formats.registry import RegistrySchema
-from flinkish_spark.core.formats import OnSchemaChange
 
 RECORDS, SLICE, ROUNDS = 100_000, 10_000, 3
 PROTOBUF = {

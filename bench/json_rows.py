@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import configure_spark_with_jars
-from flinkish_spark.connectors.formats.plain_json import read_json
+from flinkish_spark.connectors.plain_formats import read_json
 from flinkish_spark.types.ddl import parse_ddl
 
 JARS = Path(__file__).resolve().parents[1] / "build" / "jars"

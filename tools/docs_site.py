@@ -55,7 +55,11 @@ API = (
     ("files", "Files", ("connectors.files",)),
     ("databases", "Databases", ("connectors.jdbc",)),
     ("own-connectors", "Other sources and sinks", ("connectors", "contracts", "protocol.records")),
-    ("formats", "Formats and changelogs", ("core.formats", "core.changelogs")),
+    (
+        "formats",
+        "Formats and changelogs",
+        ("connectors.formats", "connectors.plain_formats", "core.formats", "core.changelogs"),
+    ),
     ("savepoints", "Savepoints and state from outside", ("savepoints", "protocol.savepoints")),
     ("testing", "Testing", ("testing",)),
     ("statistics", "Checkpoints in figures", ("protocol",)),

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.checkpoint.failures import is_outage
 from flinkish_spark.checkpoint.spark_log import SparkLog
-from flinkish_spark.connectors.formats.plain_json import DROPPED_METRIC
+from flinkish_spark.connectors.bad_records import DROPPED_METRIC
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import Clock, backoff_ms
 from flinkish_spark.core.errors import FlinkishError, InputLostError

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark.connectors.formats.csv import BYTE_ORDER_MARK, CsvForm
+from flinkish_spark.connectors.csv_lines import BYTE_ORDER_MARK, CsvForm
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.choices import Choice

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from flinkish_spark.bridge.session import has_avro
+from flinkish_spark.connectors.avro_calendar import check_calendar
 from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import (
     BucketAssigner,
@@ -32,7 +33,6 @@ from flinkish_spark.connectors.files.rolling import (
     SparkMerger,
 )
 from flinkish_spark.connectors.files.writer import FileWriter, FrameFiles, session_codec
-from flinkish_spark.connectors.formats.avro_encoder import check_calendar
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import (

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.csv_lines import ReadAsNull, lines_of_files
 from flinkish_spark.connectors.files.output_formats import (
     FileFormat,
     csv_form,
@@ -38,7 +39,6 @@ from flinkish_spark.connectors.files.output_formats import (
     line_separator,
     lower_names,
 )
-from flinkish_spark.connectors.formats.csv import ReadAsNull, lines_of_files
 from flinkish_spark.connectors.partition_values import folder_of
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
 from flinkish_spark.connectors.varints import write_varint

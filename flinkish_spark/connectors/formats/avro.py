@@ -34,19 +34,24 @@ from flinkish_spark.connectors.formats.avro_schemas import (
     resolve_name,
     score_match,
 )
-from flinkish_spark.connectors.formats.proofs import skip_prefixes
+from flinkish_spark.connectors.formats.proofs import read_after_prefix
 from flinkish_spark.connectors.formats.reader import (
     CodecError,
+    OnSchemaChange,
     Reader,
     SchemaDifference,
     SliceConverter,
-    WriterSchemas,
     check_difference,
+    prepare_by_id,
     to_mismatch_error,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
+from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    RegistrySchema,
+    SchemaRegistry,
+    make_library_error,
+)
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
@@ -556,8 +561,8 @@ class AvroReader(Reader):
 
             return read_or_tell
 
-        writers = WriterSchemas(self.registry, "AVRO", prepare)
-        return lambda data: writers.of(data)(data)
+        reading_of = prepare_by_id(self.registry, "AVRO", prepare)
+        return lambda data: reading_of(data)(data)
 
     def _resolve(self, found: RegistrySchema, own: Any) -> tuple[Resolution, Convert | None]:
         resolution = Resolution(parse_schema(found.text, found.references), own)
@@ -578,8 +583,8 @@ class AvroReader(Reader):
             resolution, _ = self._resolve(found, own)
             return record_columns(resolution.writer, own, resolution.default, kind)
 
-        writers = WriterSchemas(self.registry, "AVRO", prepare)
-        return skip_prefixes(lambda data: (data[:HEADER_BYTES], writers.of(data)))
+        converter_of = prepare_by_id(self.registry, "AVRO", prepare)
+        return partial(read_after_prefix, lambda data: (data[:HEADER_BYTES], converter_of(data)))
 
 
 def _reading(

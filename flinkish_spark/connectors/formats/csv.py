@@ -1,28 +1,77 @@
-"""Reading and writing of CSV, one line per record; reading a written line returns the same values."""
+"""CSV as a format of records: one line each; reading a written line returns the same values."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.reader import CodecError, Reader
-from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.types.exact_text import exact_text
+from flinkish_spark.connectors.csv_lines import CsvForm, lines_of
+from flinkish_spark.connectors.formats.reader import CodecError, ConvertingReader, Reader, read_values
+from flinkish_spark.connectors.plain_formats import check_exact, choose_fields, parse_fields
+from flinkish_spark.contracts.format import EncodedColumn, Format, PartReader, PartWriter
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.text_values import parser_of
 
-#: Readers remove it from the beginning of a file.
-BYTE_ORDER_MARK = "\ufeff"
+
+@dataclass(frozen=True, slots=True)
+class Csv(Format):
+    """A line of values, one per record, in the order of the fields, quoted as RFC 4180 says.
+
+    Nothing between two delimiters is null, and ``""`` the empty text.
+
+    Parameters
+    ----------
+    schema
+        Fields as DDL; none of them nested. Needed to read; a sink writes all fields of its stream if none
+        is named.
+    delimiter
+        Between values: one character, no quote and no end of a line.
+    on_bad_record
+        What a source does with a line of other values than the fields: too few, too many, or one that is no
+        value of its type. A null value counts as such.
+
+    Examples
+    --------
+    >>> Csv("user STRING, amount DECIMAL(10,2)", delimiter=";").delimiter
+    ';'
+    """
+
+    schema: str = ""
+    delimiter: str = ","
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
+        if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in '"\r\n\0':
+            raise ConfigError(
+                f"delimiter is {self.delimiter!r}",
+                what_to_do="give one character, which is no quote and no end of a line",
+            )
+
+    def make_reader(self, part: str) -> PartReader:
+        fields = parse_fields(self.schema, "CSV")
+        _check_flat(fields, "the CSV schema")
+        return ConvertingReader(part, fields, CsvReader(fields.json(), self.delimiter))
+
+    def check_fields(self, schema: T.StructType, whose: str) -> None:
+        fields = choose_fields(schema, self.schema, whose)
+        check_exact(fields, unfit_for_json, whose)
+        _check_flat(fields, whose)
+
+    def make_writer(self, schema: T.StructType, topics: Sequence[str], part: str) -> PartWriter:
+        return _LineWriter(choose_fields(schema, self.schema, part), CsvForm(self.delimiter))
 
 
-def check_flat(fields: T.StructType, whose: str) -> None:
+def _check_flat(fields: T.StructType, whose: str) -> None:
     for one in fields:
         if isinstance(one.dataType, T.StructType | T.ArrayType | T.MapType):
             raise SchemaError(
@@ -33,60 +82,11 @@ def check_flat(fields: T.StructType, whose: str) -> None:
 
 
 @dataclass(frozen=True)
-class CsvForm:
-    """Settings of a CSV line."""
+class _LineWriter(PartWriter):
+    form: CsvForm
 
-    delimiter: str = ","
-    quote: str = '"'
-    #: The text of a null. If it is not empty, no value may have it: Spark reads it as null even in quotes.
-    null: str = ""
-    quotes_all: bool = False
-    #: The end of a line; texts that contain it are quoted.
-    line_end: str = "\n"
-    #: If lines are in files, whose readers skip U+FEFF at the beginning.
-    is_in_files: bool = False
-
-    @property
-    def special(self) -> str:
-        """Return a regular expression that matches texts which must be in quotes."""
-        letters = re.escape(self.delimiter + self.quote + self.line_end)
-        # Readers skip blank lines, and a blank value may be the only one of its line.
-        mark = f"|^{BYTE_ORDER_MARK}" if self.is_in_files else ""
-        return ".*" if self.quotes_all else f"[{letters}\\r\\n]|^[\\x00-\\x20]*${mark}"
-
-
-class ReadAsNull(Exception):
-    """A value has the same text as a null; holds the field's name and the row."""
-
-    def __init__(self, name: str, row: int) -> None:
-        super().__init__(name, row)
-        self.name, self.row = name, row
-
-
-def lines_of(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
-    """Return a line for each row of the columns; raise ReadAsNull for a value that would be read as null."""
-    values, quote = [], form.quote
-    for one, column in zip(fields, columns, strict=True):
-        text = exact_text(one.dataType)(column)
-        if form.null and (at := pc.index(text, pa.scalar(form.null, text.type)).as_py()) >= 0:
-            raise ReadAsNull(one.name, at)
-        is_special = pc.match_substring_regex(text, form.special).fill_null(False)
-        if is_special.true_count:
-            doubled = pc.replace_substring(text.filter(is_special), quote, quote * 2)
-            text = pc.replace_with_mask(
-                text, is_special, pc.binary_join_element_wise(quote, doubled, quote, "")
-            )
-        values.append(text.fill_null(form.null))
-    return pc.binary_join_element_wise(*values, form.delimiter)
-
-
-def lines_of_files(fields: T.StructType, columns: Sequence[pa.Array], form: CsvForm) -> pa.Array:
-    """Return lines for a file; none is blank, since readers of files skip blank lines."""
-    lines = lines_of(fields, columns, form)
-    # Blank values are in quotes, so a blank line has only nulls.
-    nulls = [f"{form.quote}{form.null}{form.quote}", *[form.null] * (len(columns) - 1)]
-    is_blank = pc.match_substring_regex(lines, "^[\\x00-\\x20]*$")
-    return pc.if_else(is_blank, form.delimiter.join(nulls), lines)
+    def write(self, records: pa.RecordBatch) -> EncodedColumn:
+        return EncodedColumn(lines_of(self.fields, self.columns(records), self.form).cast(pa.binary()))
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,9 @@ class CsvReader(Reader):
     fields: str
     delimiter: str
     time_zone: str = "UTC"
+
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        return read_values(replace(self, time_zone=time_zone), values)
 
     @property
     def kind(self) -> T.StructType:  # type: ignore[override]

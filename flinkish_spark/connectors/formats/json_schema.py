@@ -12,23 +12,48 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Context, Decimal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.formats.reader import (
     CodecError,
+    ConvertingReader,
+    ConvertingWriter,
+    OnSchemaChange,
     Reader,
     SchemaDifference,
     Writer,
-    WriterSchemas,
     check_difference,
+    prepare_by_id,
+    read_values,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
-from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.connectors.formats.registered import RegisteredFormat, parse_schema_text
+from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    RegistrySchema,
+    SchemaRegistry,
+    make_library_error,
+    record_name,
+)
+from flinkish_spark.connectors.plain_formats import (
+    check_exact,
+    choose_fields,
+    find_field,
+    parse_fields,
+    read_json,
+)
+from flinkish_spark.contracts.format import PartReader, PartWriter
+from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.types.exact_text import JsonWriter, unfit_for_json
 from flinkish_spark.types.schemas import check_field_names
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _SIMPLE: Mapping[str, T.DataType] = {
     "string": T.StringType(),
@@ -295,12 +320,18 @@ class JsonSchemaReader(Reader):
 
     kind = T.StringType()
 
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        texts, reasons = read_values(self, values)
+        fields = T.StructType.fromJson(json.loads(self.fields))
+        rows, refused = read_json(texts.cast(pa.binary()), fields, "it", time_zone)
+        return rows, pc.coalesce(reasons, refused)
+
     def make_converter(self) -> Callable[[bytes], str]:
         if self.registry is None:
             validator = validator_of(self.text, self.references)
             return lambda data: _valid(data, 0, validator)
-        writers = WriterSchemas(self.registry, "JSON", self._prepare)
-        return lambda data: _valid(data, HEADER_BYTES, writers.of(data))
+        validator_by_id = prepare_by_id(self.registry, "JSON", self._prepare)
+        return lambda data: _valid(data, HEADER_BYTES, validator_by_id(data))
 
     def _prepare(self, found: RegistrySchema) -> Any:
         if self.on_schema_change is not OnSchemaChange.LEAVE_OUT:
@@ -462,3 +493,92 @@ def _describe(kind: T.DataType) -> dict[str, Any]:
 def _nullable(kind: T.DataType) -> dict[str, Any]:
     found = _describe(kind)
     return {**found, "type": [found["type"], "null"]}
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema(RegisteredFormat):
+    """JSON objects that a JSON Schema describes; with a registry in Confluent's wire format.
+
+    Needs the extra ``json-schema``. Drafts 4 to 2020-12.
+
+    Parameters
+    ----------
+    schema
+        The schema as JSON text, of an object. A sink without one derives it from the stream; a source
+        without one takes the newest of the registry's subject at the first start of the job.
+    fields
+        Columns as DDL, in place of those that follow from the schema, as for :class:`Json`:
+        ``"amount DECIMAL(10,2)"`` keeps every digit, which the type ``number`` does not promise.
+    registry, on_schema_change, on_bad_record
+        As for :class:`Avro`. A record is bad, too, if it is not valid by the schema it was written with.
+    """
+
+    schema: str = ""
+    fields: str = ""
+    registry: SchemaRegistry | None = None
+    on_schema_change: OnSchemaChange = OnSchemaChange.FAIL
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    _kind = "JSON"
+
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
+        self._check_change(has_fields=bool(self.schema or self.fields))
+        if self.schema and not isinstance(parse_schema_text(self.schema, "JSON Schema"), dict):
+            raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')
+
+    @property
+    def _has_schema(self) -> bool:
+        return bool(self.schema)
+
+    def _make_reader(self, part: str, schema: RegistrySchema | None) -> PartReader:
+        given = schema or RegistrySchema("JSON", self.schema)
+        validator_of(given.text, given.references)  # Raises if the schema cannot be used.
+        fields = parse_fields(self.fields) if self.fields else fields_of(given.text, given.references)
+        reader = JsonSchemaReader(
+            given.text, given.references, fields.json(), self.registry, self.on_schema_change
+        )
+        return ConvertingReader(part, fields, reader)
+
+    def _choose(self, schema: T.StructType, whose: str) -> T.StructType:
+        if self.fields or not self.schema:
+            return choose_fields(schema, self.fields, whose)
+        return T.StructType([find_field(schema, name, whose) for name in fields_of(self.schema).names])
+
+    def check_fields(self, schema: T.StructType, whose: str) -> None:
+        check_exact(self._choose(schema, whose), unfit_for_json, whose)
+        for one in fields_of(self.schema) if self.schema and not self.fields else ():
+            if (why := why_never_valid(schema[one.name].dataType, one.dataType, one.name)) is not None:
+                raise SchemaError(
+                    f"{whose} can never be valid by its JSON Schema",
+                    why=why,
+                    what_to_do="cast it in a transform, or name the columns: JsonSchema(..., fields=...)",
+                    column=one.name,
+                )
+
+    def check_start(self, spark: SparkSession, schema: T.StructType, whose: str) -> None:
+        # Derived schemas are checked too, since that fails if the library is missing.
+        check_references(self._text(schema))
+
+    def make_writer(self, schema: T.StructType, topics: Sequence[str], part: str) -> PartWriter:
+        writer = JsonSchemaWriter(self._text(schema), self._prefix(schema, topics, part))
+        # In users' schemas fields may often be left out, but seldom be null.
+        return _ValidatingWriter(self._choose(schema, part), writer, not self.schema)
+
+    def _find_written(self, schema: T.StructType) -> tuple[RegistrySchema, str]:
+        written = RegistrySchema("JSON", self._text(schema))
+        return written, record_name("JSON", written.text)
+
+    def _text(self, schema: T.StructType) -> str:
+        return self.schema or derive_schema(self._choose(schema, type(self).__name__))
+
+
+@dataclass(frozen=True)
+class _ValidatingWriter(ConvertingWriter):
+    null_fields: bool
+
+    @functools.cached_property
+    def _json(self) -> JsonWriter:
+        return JsonWriter(self.fields, null_fields=self.null_fields)
+
+    def _rows(self, records: pa.RecordBatch) -> pa.Array:
+        return self._json.write(self.columns(records), records.num_rows).cast(pa.binary())

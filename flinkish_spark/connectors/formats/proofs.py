@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,11 +49,7 @@ class RoundTripReader:
 FindPrefix = Callable[[bytes], tuple[bytes, SliceConverter | None]]
 
 
-def skip_prefixes(front_of: FindPrefix) -> SliceConverter:
-    return partial(_read_after_prefix, front_of)
-
-
-def _read_after_prefix(front_of: FindPrefix, values: pa.Array) -> SliceResult | None:
+def read_after_prefix(front_of: FindPrefix, values: pa.Array) -> SliceResult | None:
     """Read the records that have the same prefix as the first one; the others are not proven."""
     first: list[bytes] = values.drop_null()[:1].to_pylist()
     try:

@@ -12,22 +12,25 @@ import base64
 import binascii
 import contextlib
 import decimal
+import functools
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.proofs import skip_prefixes
+from flinkish_spark.connectors.formats.proofs import read_after_prefix
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import (
     CodecError,
+    OnSchemaChange,
     Reader,
     SchemaDifference,
     SliceConverter,
@@ -36,10 +39,14 @@ from flinkish_spark.connectors.formats.reader import (
     fetch_schema,
     schema_id_of,
 )
-from flinkish_spark.connectors.formats.registry import HEADER_BYTES, RegistrySchema, make_library_error
+from flinkish_spark.connectors.formats.registry import (
+    HEADER_BYTES,
+    RegistrySchema,
+    SchemaRegistry,
+    make_library_error,
+)
 from flinkish_spark.connectors.varints import read_varint, write_varint
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.schemas import check_field_names
 
@@ -97,6 +104,25 @@ def descriptor_of(files: bytes, message: str) -> Any:
             why=f"{wrong}"[:500].rstrip("."),
             what_to_do="give what protoc --descriptor_set_out --include_imports writes, and the full name",
         ) from None
+
+
+def serialize_descriptors(file: Any) -> bytes:
+    """Return a file's descriptors with those of all its imports; imported files come first."""
+    from google.protobuf import descriptor_pb2
+
+    found = descriptor_pb2.FileDescriptorSet()
+    known: set[str] = set()
+
+    def add(one: Any) -> None:
+        if one.name in known:
+            return
+        known.add(one.name)
+        for needed in one.dependencies:
+            add(needed)
+        one.CopyToProto(found.file.add())
+
+    add(file)
+    return bytes(found.SerializeToString(deterministic=True))
 
 
 def file_of(files: bytes) -> Any:
@@ -411,10 +437,10 @@ class ProtobufReader(Reader):
         descriptor = descriptor_of(self.files, self.message)
         made, convert = message_factory.GetMessageClass(_replace_enums(descriptor)), _row_of(descriptor)
         is_needed = _has_required(descriptor, set())
-        writers = None if self.registry is None else _Writers(self.registry, self, descriptor)
+        start_of = None if self.registry is None else _find_starts(self.registry, self, descriptor)
 
         def read(data: bytes) -> tuple[Any, ...]:
-            start = 0 if writers is None else writers.start_of(data)
+            start = 0 if start_of is None else start_of(data)
             try:
                 found = made.FromString(data[start:] if start else data)
             # The pure-Python implementation of Protobuf raises UnicodeDecodeError.
@@ -434,8 +460,8 @@ class ProtobufReader(Reader):
         columns = message_columns(descriptor, arrow_type(fields_of(descriptor)))
         if columns is None or self.registry is None:
             return columns
-        start_of = _Writers(self.registry, self, descriptor).start_of
-        return skip_prefixes(lambda data: (data[: start_of(data)], columns))
+        start_of = _find_starts(self.registry, self, descriptor)
+        return partial(read_after_prefix, lambda data: (data[: start_of(data)], columns))
 
 
 def _replace_enums(message: Any) -> Any:
@@ -444,13 +470,7 @@ def _replace_enums(message: Any) -> Any:
     # lost, also as an element of a list or with its key in a map. It refuses to write such a number.
     from google.protobuf import descriptor_pb2
 
-    made, seen, left = descriptor_pb2.FileDescriptorSet(), set[str](), [message.file]
-    while left:
-        file = left.pop()
-        if file.name not in seen:
-            seen.add(file.name)
-            file.CopyToProto(made.file.add())
-            left.extend(file.dependencies)
+    made = descriptor_pb2.FileDescriptorSet.FromString(serialize_descriptors(message.file))
     for file in made.file:
         _number_enums(file.message_type)
     return descriptor_of(made.SerializeToString(), message.full_name)
@@ -477,38 +497,33 @@ def _has_required(message: Any, seen: set[str]) -> bool:
     )
 
 
-@dataclass
-class _Writers:
-    registry: SchemaRegistry
-    reader: ProtobufReader
-    descriptor: Any
-    _known: dict[tuple[int, tuple[int, ...]], str] = field(default_factory=dict)
+def _find_starts(registry: SchemaRegistry, reader: ProtobufReader, wanted: Any) -> Callable[[bytes], int]:
+    """Return a function to where the message of a record begins; it refuses another message."""
 
-    def start_of(self, data: bytes) -> int:
-        schema_id = schema_id_of(data)
-        path, start = path_in(data, HEADER_BYTES)
-        if (schema_id, path) not in self._known:
-            self._known[schema_id, path] = self._find_message_name(schema_id, path)
-        name = self._known[schema_id, path]
-        if name != self.descriptor.full_name:
-            raise CodecError(f"it is the message '{name}', and not '{self.descriptor.full_name}'")
-        return start
-
-    def _find_message_name(self, schema_id: int, path: tuple[int, ...]) -> str:
-        schema = fetch_schema(self.registry, schema_id, "PROTOBUF")
+    @functools.cache
+    def find_name(schema_id: int, path: tuple[int, ...]) -> str:
+        schema = fetch_schema(registry, schema_id, "PROTOBUF")
         file = file_of(files_of(schema))
         message = _message_at(file, path)
         # Java clients do not count the entry messages of maps.
         other = _message_at(file, path, counts_entries=False)
-        if other is not None and other.full_name == self.descriptor.full_name:
+        if other is not None and other.full_name == wanted.full_name:
             message = other
         if message is None:
             raise CodecError(f"its schema {schema_id} has no message at {list(path)}")
-        if message.full_name == self.descriptor.full_name:
+        if message.full_name == wanted.full_name:
             found = SchemaDifference()
-            _compare(message, self.descriptor, "", found, set())
-            check_difference(schema, found, self.reader.on_schema_change)
+            _compare(message, wanted, "", found, set())
+            check_difference(schema, found, reader.on_schema_change)
         return str(message.full_name)
+
+    def start_of(data: bytes) -> int:
+        schema_id, (path, start) = schema_id_of(data), path_in(data, HEADER_BYTES)
+        if (name := find_name(schema_id, path)) != wanted.full_name:
+            raise CodecError(f"it is the message '{name}', and not '{wanted.full_name}'")
+        return start
+
+    return start_of
 
 
 def first_message(files: bytes) -> str:

@@ -14,19 +14,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.plain_json import MOST_REASON
+from flinkish_spark.connectors.bad_records import MOST_REASON
 from flinkish_spark.connectors.formats.registry import (
     HEADER_BYTES,
     MAGIC,
     NoSuchSchema,
     RegistrySchema,
     SchemaChangedError,
+    SchemaRegistry,
     client_of,
 )
+from flinkish_spark.contracts.format import EncodedColumn, PartReader, PartWriter
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.arrow_columns import SMALLEST_PART, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
 
@@ -34,6 +37,22 @@ from flinkish_spark.types.arrow_types import arrow_type
 READ, REASON = "read", "reason"
 #: Errors that Arrow raises for a value of a wrong type; no memory errors.
 _MISFITS = (OverflowError, TypeError, ValueError)
+
+
+class OnSchemaChange(Choice):
+    """Policy for records whose writer's schema has more than the source's own schema.
+
+    A field that the writer's schema lacks is no such change: it is null, or has the default of the source's
+    schema.
+    """
+
+    #: Stop the job, with the names of the fields, so that no field is left out by accident.
+    FAIL = "fail"
+    #: Start again with the newest schema of the subject: new columns, null in records from before. In Avro
+    #: also for a value that the source's schema cannot hold; the column's type may be another one then.
+    EVOLVE = "evolve"
+    #: Read the fields of the source's schema, and leave out all others.
+    LEAVE_OUT = "leave_out"
 
 
 class CodecError(ValueError):
@@ -71,6 +90,10 @@ class Reader(ABC):
     def make_slice_converter(self) -> SliceConverter | None:
         """Return a function that reads slices, if the reader has one; called once per process."""
         return None
+
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        """Return a struct for each value, and the reasons of bad values; both are null for a null."""
+        return read_values(self, values)
 
 
 class Writer(ABC):
@@ -181,6 +204,37 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
     return found, reasons
 
 
+@dataclass(frozen=True)
+class ConvertingReader(PartReader):
+    """Reads keys or values by a converter."""
+
+    reader: Reader
+
+    def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
+        rows, reasons = self.reader.read(values, time_zone)
+        if self.name != "value" and reasons.null_count < len(reasons):
+            reasons = pc.binary_join_element_wise(f"its {self.name}: ", reasons, "")
+        return rows, reasons
+
+
+@dataclass(frozen=True)
+class ConvertingWriter(PartWriter):
+    """Writes keys or values by a converter."""
+
+    writer: Writer
+
+    @property
+    def may_misfit(self) -> bool:
+        return True
+
+    @abstractmethod
+    def _rows(self, records: pa.RecordBatch) -> pa.Array:
+        """Return what the converter writes."""
+
+    def write(self, records: pa.RecordBatch) -> EncodedColumn:
+        return EncodedColumn(*write_values(self.writer, self._rows(records)))
+
+
 @dataclass
 class SchemaDifference:
     """Paths of fields in which a writer's schema differs from a reader's."""
@@ -254,19 +308,13 @@ def schema_id_of(data: bytes) -> int:
     return int.from_bytes(data[1:HEADER_BYTES], "big")
 
 
-@dataclass
-class WriterSchemas:
-    """The writers' schemas that records name; each is fetched and prepared once per process."""
+def prepare_by_id(
+    registry: SchemaRegistry, kind: str, prepare: Callable[[RegistrySchema], Any]
+) -> Callable[[bytes], Any]:
+    """Return a function from a record to what was prepared of its writer's schema, once per process."""
 
-    registry: SchemaRegistry
-    #: The registry's name of the format.
-    kind: str
-    #: Turns a schema into what reads its records; raises an error if the schema cannot be used.
-    prepare: Callable[[RegistrySchema], Any]
-    _known: dict[int, Any] = field(default_factory=dict)
+    @functools.cache
+    def find(schema_id: int) -> Any:
+        return prepare(fetch_schema(registry, schema_id, kind))
 
-    def of(self, data: bytes) -> Any:
-        schema_id = schema_id_of(data)
-        if schema_id not in self._known:
-            self._known[schema_id] = self.prepare(fetch_schema(self.registry, schema_id, self.kind))
-        return self._known[schema_id]
+    return lambda data: find(schema_id_of(data))

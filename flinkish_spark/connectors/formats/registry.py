@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,9 +20,19 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flinkish_spark.core.clock import backoff_ms
-from flinkish_spark.core.errors import AuthorizationError, EnvironmentFault, SchemaError, raise_translated
+from flinkish_spark.core.config import require_positive
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    ConfigError,
+    EnvironmentFault,
+    SchemaError,
+    raise_translated,
+)
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.formats import Registration, SchemaRegistry, SubjectNameStrategy
+from flinkish_spark.core.secrets import secret_of
+from flinkish_spark.core.validation import hold_plain_values, instance_of, members_of
+from flinkish_spark.protocol.choices import Choice
+from flinkish_spark.protocol.durations import Milliseconds
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
@@ -42,6 +53,115 @@ _NO_SUCH = (40401, 40402, 40403)
 _AWAY = frozenset({301, 302, 303, 307, 308, 404, 408, 425, 429, 500, 502, 503, 504})
 _DEEPEST = 32
 T = TypeVar("T")
+
+
+class SubjectNameStrategy(Choice):
+    """Name of a schema's subject in a registry; the strategies are Confluent's."""
+
+    #: ``<topic>-key`` or ``<topic>-value``.
+    TOPIC_NAME = "topic_name"
+    #: The full name of the record, whatever the topic.
+    RECORD_NAME = "record_name"
+    #: ``<topic>-<full name of the record>``.
+    TOPIC_RECORD_NAME = "topic_record_name"
+
+
+class Registration(Choice):
+    """How a sink's schema gets into a registry."""
+
+    #: Registered before the job starts; the registry refuses one that is not compatible.
+    AUTOMATIC = "automatic"
+    #: It must be registered already, under the subject; a job that writes another one is refused.
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True)
+class SchemaRegistry:
+    """A schema registry that speaks the REST API of Confluent's.
+
+    Asked by the driver before a job starts, and by tasks for schemas that they have not seen yet; an answer
+    about a number is kept for the life of a process. Needs the extra ``schema-registry``.
+
+    Parameters
+    ----------
+    url
+        ``"https://registry:8081"``; several with commas between them.
+    username, password
+        For basic authentication. Both or none; neither stands in `url`. The password, and the token, may be
+        ``env:NAME`` or ``file:/path`` of the driver.
+    token
+        In place of these: a bearer token.
+    ca_location, certificate_location, key_location
+        Files in PEM for TLS, on every machine that asks: who signs the registry's certificate, and the
+        client's own.
+    timeout_ms
+        How long one answer is waited for.
+    retry_ms
+        For how long an answer that does not come is asked for again. Then the registry counts as away: the
+        job restarts, and no record is called bad.
+    strategy
+        Under which name schemas stand.
+    subject
+        The name itself, in place of a strategy.
+    registration
+        How a sink's schema gets there.
+
+    Examples
+    --------
+    >>> SchemaRegistry("http://registry:8081", username="job", password="secret")
+    SchemaRegistry(url='http://registry:8081')
+    """
+
+    url: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
+    ca_location: str = ""
+    certificate_location: str = ""
+    key_location: str = ""
+    timeout_ms: Milliseconds = 10_000
+    retry_ms: Milliseconds = 30_000
+    strategy: SubjectNameStrategy = SubjectNameStrategy.TOPIC_NAME
+    subject: str = ""
+    registration: Registration = Registration.AUTOMATIC
+
+    def __repr__(self) -> str:
+        return f"SchemaRegistry(url={self.url!r})"
+
+    def __getstate__(self) -> dict[str, object]:
+        # A task gets the secrets themselves: their places are the driver's.
+        return {**self.__dict__, **{name: self.secret(name) for name in ("password", "token")}}
+
+    def secret(self, name: str) -> str:
+        """Return a secret, read from where it is."""
+        return secret_of(getattr(self, name), f"{name} of the schema registry").read()
+
+    def __post_init__(self) -> None:
+        hold_plain_values(self)
+        urls = [one.strip() for one in self.url.split(",")] if isinstance(self.url, str) else [""]
+        if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one) for one in urls):
+            raise ConfigError(
+                "the URL of the schema registry cannot be used",
+                why="it must begin with http:// or https://, and must not contain a name or a password",
+                what_to_do='give SchemaRegistry("https://registry:8081", username=..., password=...)',
+            )
+        if bool(self.username) != bool(self.password) or (self.username and self.token):
+            raise ConfigError(
+                "the schema registry has a username without a password, a password alone, or a token as well",
+                what_to_do="give username and password, or only a token, or none of the three",
+            )
+        for name in ("password", "token"):
+            secret_of(getattr(self, name), f"{name} of the schema registry")  # Raises if it names no place.
+        if self.key_location and not self.certificate_location:
+            raise ConfigError(
+                "the schema registry has a key_location and no certificate_location",
+                what_to_do="give the certificate that the key belongs to",
+            )
+        require_positive("timeout_ms", self.timeout_ms)
+        require_positive("retry_ms", self.retry_ms)
+        for name, kind in (("strategy", SubjectNameStrategy), ("registration", Registration)):
+            names = ", ".join(members_of(kind))
+            instance_of(name, getattr(self, name), kind, what_to_do=f"use one of {names}")
 
 
 class RegistryUnavailableError(EnvironmentFault):

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.formats.decoding import REASON, schema_facts
+from flinkish_spark.connectors.bad_records import REASON
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     HEADERS_TYPE,
@@ -39,11 +39,13 @@ from flinkish_spark.connectors.kafka.offsets import (
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.connectors.kafka.sink_settings import DEFAULT_TRANSACTION_TIMEOUT_MS
+from flinkish_spark.connectors.plain_formats import Raw
 from flinkish_spark.contracts.dataset import Dataset
+from flinkish_spark.contracts.format import name_schema_fact
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import JobPlace, SideOutput, Source
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, Raw
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import JobUuid, Place
@@ -154,7 +156,8 @@ class KafkaInput(Source):
 
     def identity(self, job_dir: JobDir, uid: str) -> Mapping[str, Any]:
         """Return the topic ids and schemas that the job recorded at its first start."""
-        names = [*(f"topic-{uid}-{topic}" for topic in self.topics_now()), *schema_facts(uid)]
+        topics = (f"topic-{uid}-{topic}" for topic in self.topics_now())
+        names = [*topics, *(name_schema_fact(uid, part) for part in ("key", "value"))]
         facts = {name: job_dir.find_fact(name) for name in names}
         return {name: fact for name, fact in facts.items() if fact is not None}
 

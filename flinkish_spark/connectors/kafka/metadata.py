@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.changelog import column_of
 from flinkish_spark.connectors.kafka.checks import HEADERS, HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH
+from flinkish_spark.contracts.format import name_metadata_column
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_type
@@ -133,7 +133,7 @@ def check_names(metadata: Sequence[str], fields: T.StructType) -> None:
     taken = {name.lower() for name in fields.names}
     for asked in metadata:
         of_value = asked.removeprefix(OF_VALUE)
-        name = column_of(of_value) if is_of_value(asked) else names_of([asked])[0]
+        name = name_metadata_column(of_value) if is_of_value(asked) else names_of([asked])[0]
         if name in taken:
             raise SchemaError(
                 f"the records have a field '{name}', and metadata asks for a column of that name",

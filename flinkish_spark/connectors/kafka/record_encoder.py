@@ -13,16 +13,12 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.encoding import (
-    PartEncoder,
-    check_encodable,
-    find_named_columns,
-    prefix_of,
-)
+from flinkish_spark.connectors.bad_records import make_reasons
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
+from flinkish_spark.connectors.plain_formats import find_field
+from flinkish_spark.contracts.format import EncodedColumn, PartWriter
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import Raw, String
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
@@ -39,11 +35,8 @@ PARTITION, TIMESTAMP, HEADERS, MISFIT = "partition", "timestamp", "headers", "mi
 
 def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> None:
     fields = sink.fields_of(schema)
-    for part, form in (("key", sink.key_format), ("value", sink.value)):
-        if form is not None:
-            for name in find_named_columns(form):
-                _find_type(fields, uid, part, name)
-            check_encodable(form, fields, f"the {part} of sink '{uid}'")
+    for part, form in sink.formats:
+        form.check_fields(fields, f"the {part} of sink '{uid}'")
     wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
         ("row kind", sink.row_kind, (T.StringType,), "STRING"),
         ("topic", sink.topic_column, (T.StringType,), "STRING"),
@@ -51,7 +44,7 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
     ]
     if isinstance(sink.headers, str):
-        kind = _find_type(schema, uid, "list of headers", sink.headers)
+        kind = find_field(schema, sink.headers, f"the list of headers of sink '{uid}'").dataType
         if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
             raise SchemaError(
                 f"the list of headers of sink '{uid}' is the column '{sink.headers}' of type "
@@ -64,22 +57,21 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
         bytes_or_text = (T.StringType, T.BinaryType)
         wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
     for role, column, kinds, words in wanted:
-        if column and not isinstance(kind := _find_type(schema, uid, role, column), kinds):
+        whose = f"the {role} of sink '{uid}'"
+        if column and not isinstance(kind := find_field(schema, column, whose).dataType, kinds):
             raise SchemaError(
-                f"the {role} of sink '{uid}' is the column '{column}' of type {kind.simpleString()}",
+                f"{whose} is the column '{column}' of type {kind.simpleString()}",
                 why=f"it must be {words}",
                 what_to_do="cast it in a transform",
                 column=column,
             )
 
 
-def _find_type(schema: T.StructType, uid: str, role: str, column: str) -> T.DataType:
-    if column not in schema.names:
-        raise SchemaError(
-            f"the {role} of sink '{uid}' is the column '{column}', which its stream does not have",
-            what_to_do=f"choose from {', '.join(schema.names)}",
-        )
-    return schema[column].dataType
+class _NullWriter(PartWriter):
+    """Writes no key."""
+
+    def write(self, records: pa.RecordBatch) -> EncodedColumn:
+        return EncodedColumn(pa.nulls(records.num_rows, pa.binary()))
 
 
 @dataclass(frozen=True)
@@ -87,8 +79,8 @@ class RecordEncoder:
     """Encodes a sink's rows as key, value and topic, and the optional parts that the sink has."""
 
     fields: T.StructType
-    key: PartEncoder
-    value: PartEncoder
+    key: PartWriter
+    value: PartWriter
     row_kind: str
     topic_column: str
     partition: str
@@ -100,12 +92,8 @@ class RecordEncoder:
     @classmethod
     def of(cls, sink: KafkaSinkSettings, schema: T.StructType) -> RecordEncoder:
         fields = sink.fields_of(schema)
-        key, value = (
-            PartEncoder(
-                form, fields, b"" if form is None else prefix_of(form, fields, sink.data_topics, part), part
-            )
-            for part, form in (("key", sink.key_format), ("value", sink.value))
-        )
+        made = {part: form.make_writer(fields, sink.data_topics, part) for part, form in sink.formats}
+        key, value = made.get("key", _NullWriter(T.StructType())), made["value"]
         named = sink.headers if isinstance(sink.headers, str) else ""
         lacks_names = bool(named) and _may_lack_names(schema[named])
         return cls(
@@ -125,7 +113,7 @@ class RecordEncoder:
         # The dead letter of a record that does not fit has all of its fields.
         of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
-        read = (name for name in (*self.key.names, *self.value.names, *others) if name)
+        read = (name for name in (*self.key.fields.names, *self.value.fields.names, *others) if name)
         names = self.fields.names if self.may_misfit else dict.fromkeys(read)
         given = {
             name: replace_intervals(F.col(quote_name(name)), self.fields[name].dataType) for name in names
@@ -158,7 +146,7 @@ class RecordEncoder:
         return T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
 
     def encode(self, records: pa.RecordBatch) -> dict[str, pa.Array]:
-        key, value = self.key.encode(records), self.value.encode(records)
+        key, value = self.key.write(records), self.value.write(records)
         data, of_value = value.data, value.misfit
         misfits = [key.misfit]
         if self.row_kind:
@@ -169,12 +157,7 @@ class RecordEncoder:
             of_value = None if of_value is None else _null_where(is_retraction, of_value)
             kinds = pa.array([one.value for one in RowKind], pa.string())
             no_kind = make_reasons(pc.invert(pc.is_in(kind, kinds)), "it has no row kind")
-            is_bytes = isinstance(self.key.form, Raw | String)
-            misfits = [
-                no_kind,
-                key.misfit,
-                make_reasons(key.data.is_null(), "it has no key") if is_bytes else None,
-            ]
+            misfits = [no_kind, key.misfit, make_reasons(key.data.is_null(), "it has no key")]
         topics = records.column(self.topic_column).cast(pa.string()) if self.topic_column else None
         made = {TOPIC: pa.nulls(records.num_rows, pa.string()) if topics is None else topics}
         if self.partition:
@@ -271,10 +254,6 @@ def _make_lists(
     parts = [names.filter(are_kept), values.filter(are_kept)]
     entries = pa.StructArray.from_arrays(parts, fields=[kind.value_type.field(at) for at in range(2)])
     return pa.ListArray.from_arrays(offsets, entries, type=kind, mask=mask)
-
-
-def make_reasons(condition: pa.Array, reason: str) -> pa.Array:
-    return pc.if_else(condition, reason, pa.scalar(None, pa.string()))
 
 
 def _null_where(condition: pa.Array, column: pa.Array) -> pa.Array:

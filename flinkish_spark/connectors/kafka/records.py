@@ -13,42 +13,24 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
-from flinkish_spark.connectors.changelog import AvroChangelog, Changelog, JsonChangelog
-from flinkish_spark.connectors.formats import plain_json
-from flinkish_spark.connectors.formats.decoding import (
-    REASON,
-    RecordPart,
-    drop_bad_records,
-    make_declared_part,
-    part_of,
-    read_part,
-)
+from flinkish_spark.connectors.bad_records import REASON, drop_bad_records, make_reasons
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
-from flinkish_spark.connectors.kafka.record_encoder import make_reasons
+from flinkish_spark.connectors.plain_formats import Raw
+from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader, check_format
 from flinkish_spark.contracts.source import JobPlace
-from flinkish_spark.core.changelogs import (
-    ROW_KIND,
-    ChangelogMode,
-    Changes,
-    DebeziumAvro,
-    DebeziumMongoJson,
-    RowKind,
-)
+from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import UNREADABLE_MARKER, BadRecordError, ConfigError, SchemaError
-from flinkish_spark.core.formats import (
-    BadRecordPolicy,
-    DeadLetter,
-    Format,
-    OnBadRecord,
-    OnTombstone,
-    Raw,
-    check_format,
-)
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord, OnTombstone
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 from flinkish_spark.types.ddl import quote_name
-from flinkish_spark.types.json_columns import replace_months, restore_frame_intervals, restore_intervals
+from flinkish_spark.types.json_columns import (
+    has_intervals,
+    replace_months,
+    restore_frame_intervals,
+    restore_intervals,
+)
 from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -83,7 +65,8 @@ class Decoding:
             )
         if self.key is None and self.key_fields_prefix:
             raise ConfigError("key_fields_prefix is given, and key is not", what_to_do="leave it out")
-        if _find_policy(self.key) not in (None, OnBadRecord.FAIL, self.policy):
+        of_key = None if self.key is None else self.key.on_bad_record
+        if of_key not in (None, OnBadRecord.FAIL, self.policy):
             raise ConfigError(
                 "the key has a policy for bad records that is not the value's",
                 why="a record is good or bad as a whole",
@@ -95,25 +78,21 @@ class Decoding:
                 why="a deletion is a record with a value; the tombstone after it is for compaction only",
                 what_to_do="leave it out, or use OnTombstone.REFUSE",
             )
-        is_upsert = isinstance(self.value, Changes) and self.value.mode is ChangelogMode.UPSERT
-        if is_upsert and isinstance(self.value, DebeziumMongoJson) and self.key is None:
-            raise ConfigError(
-                "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key",
-                why="a deletion may name its document by the record's key alone",
-                what_to_do='read it, key=Json("id STRING"), and let sinks go by it',
-            )
+        if isinstance(self.value, Changes) and self.key is None:
+            self.value.check_keyless()
         if not isinstance(self.value, Changes) and self._of_value:
             raise ConfigError(
                 f"metadata asks for '{OF_VALUE}{self._of_value[0]}', "
                 f"and the value is {type(self.value).__name__}",
                 what_to_do="leave it out: only formats of changes have such metadata",
             )
-        key = None if self.key is None else make_declared_part(self.key, "key")
-        self._check_fields(key, *self._make_value_part(lambda form: make_declared_part(form, "value")))
+        key = None if self.key is None else self.key.make_reader("key")
+        self._check_fields(key, *self._make_value_reader(lambda form: form.make_reader("value")))
 
     @property
     def policy(self) -> BadRecordPolicy:
-        return _find_policy(self.value) or _find_policy(self.key) or OnBadRecord.FAIL
+        of_key = None if self.key is None else self.key.on_bad_record
+        return self.value.on_bad_record or of_key or OnBadRecord.FAIL
 
     @property
     def drops_records(self) -> bool:
@@ -125,27 +104,22 @@ class Decoding:
 
     def deserializer(self, uid: str, place: JobPlace, topics: Sequence[str]) -> Deserializer:
         """Make the deserializer; this asks a schema registry if it defines the columns."""
-        key = None if self.key is None else part_of(self.key, "key", uid, place, topics)
-        value, changelog = self._make_value_part(lambda form: part_of(form, "value", uid, place, topics))
+        key = None if self.key is None else self.key.find_reader("key", uid, place, topics)
+        value, changelog = self._make_value_reader(lambda form: form.find_reader("value", uid, place, topics))
         assert value is not None
         self._check_fields(key, value, changelog)
         return Deserializer(self, key, value, changelog)
 
-    def _make_value_part(
-        self, part: Callable[[Format], RecordPart | None]
-    ) -> tuple[RecordPart | None, Changelog | None]:
-        """Return the part that reads values, and their changelog; None for a part that is not known yet."""
-        if isinstance(self.value, DebeziumAvro):
-            envelope = part(self.value.envelope)
-            if envelope is None:
-                return None, None
-            return envelope, AvroChangelog(self.value, envelope.fields, self._of_value)
-        if isinstance(self.value, Changes):
-            changelog = JsonChangelog(self.value, self._of_value)
-            return RecordPart("value", changelog.json, plain_json.json_schema(changelog.json)), changelog
-        return part(self.value), None
+    def _make_value_reader(
+        self, reader_of: Callable[[Format], PartReader | None]
+    ) -> tuple[PartReader | None, Changelog | None]:
+        """Return the reader of values, and their changelog; None for a reader that is not known yet."""
+        if not isinstance(self.value, Changes):
+            return reader_of(self.value), None
+        reader = reader_of(self.value.make_format(self._of_value))
+        return reader, None if reader is None else self.value.make_changelog(reader.fields, self._of_value)
 
-    def fields_of(self, key: RecordPart | None) -> T.StructType:
+    def fields_of(self, key: PartReader | None) -> T.StructType:
         """Return a key's fields under their names in the stream."""
         fields, prefix = () if key is None else key.fields, self.key_fields_prefix
         return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
@@ -155,7 +129,7 @@ class Decoding:
         return tuple(one.removeprefix(OF_VALUE) for one in self.metadata if is_of_value(one))
 
     def _check_fields(
-        self, key: RecordPart | None, value: RecordPart | None, changelog: Changelog | None
+        self, key: PartReader | None, value: PartReader | None, changelog: Changelog | None
     ) -> None:
         """Refuse two fields of one name; None stands for a part that is not known yet."""
         values = [] if value is None else list(value.fields if changelog is None else changelog.fields)
@@ -178,10 +152,6 @@ class Decoding:
                 f"the records have a field '{ROW_KIND}', which is the column of a changelog's row kinds",
                 what_to_do="leave it out",
             )
-
-
-def _find_policy(form: Format | Changes | None) -> BadRecordPolicy | None:
-    return None if form is None or isinstance(form, Raw) else form.on_bad_record
 
 
 def make_decoding(
@@ -218,8 +188,8 @@ class Deserializer:
 
     decoding: Decoding
     #: Reads the key; None if keys are not decoded.
-    key: RecordPart | None
-    value: RecordPart
+    key: PartReader | None
+    value: PartReader
     #: Turns decoded values into changes; None if a value is the row itself.
     changelog: Changelog | None
 
@@ -244,10 +214,10 @@ class Deserializer:
             read, reason = self._add_misfit(self.changelog, read)
             read = drop_bad_records(read.withColumn(REASON, reason), policy, counted_as)
         # Under FAIL an invalid change ends the task here, so nobody checks for it before.
-        beside = [*([] if self.key is None else [self.key.read]), *kept]
+        beside = [*([] if self.key is None else [self.key.column]), *kept]
         time_zone = session_time_zone(raw.sparkSession)
         passes = F.col("topic").isNull() if C.KIND in raw.columns else None
-        found = self.changelog.rows(read, F.col(self.value.read), beside, passes, time_zone)
+        found = self.changelog.rows(read, F.col(self.value.column), beside, passes, time_zone)
         return self._select_columns(found, kept)
 
     def bad(self, raw: DataFrame) -> DataFrame:
@@ -276,12 +246,12 @@ class Deserializer:
         read = ReadParts(parts, raw.schema, fails)
         frame = C.map_in_arrow(raw, read, read.columns)
         for part in parts.all:
-            if part.has_intervals:
-                frame = frame.withColumn(part.read, restore_intervals(F.col(part.read), part.fields))
+            if has_intervals(part.fields):
+                frame = frame.withColumn(part.column, restore_intervals(F.col(part.column), part.fields))
         return frame
 
     def _add_misfit(self, changelog: Changelog, found: DataFrame) -> tuple[DataFrame, Column]:
-        envelope, time_zone = F.col(self.value.read), session_time_zone(found.sparkSession)
+        envelope, time_zone = F.col(self.value.column), session_time_zone(found.sparkSession)
         found, is_misfit = changelog.find_misfits(found, envelope, time_zone)
         misfit = F.when(F.col("topic").isNotNull() & is_misfit, F.lit(changelog.why))
         return found, F.coalesce(F.col(REASON), misfit)
@@ -291,7 +261,7 @@ class Deserializer:
         assert self.changelog is not None
         keys = {}
         if self.key is not None:
-            of_key = F.col(self.key.read)
+            of_key = F.col(self.key.column)
             names = zip(self.decoding.fields_of(self.key).names, self.key.fields.names, strict=True)
             keys = {name: of_key[own] for name, own in names}
         values = {name: F.col(quote_name(name)) for name in self.changelog.fields.names}
@@ -304,8 +274,8 @@ class Deserializer:
 class RecordParts:
     """Decodes keys and values of Arrow batches; pickled into the plan."""
 
-    key: RecordPart | None
-    value: RecordPart
+    key: PartReader | None
+    value: PartReader
     #: The key's fields under their names in the stream.
     key_fields: T.StructType
     #: The stream's fields, then the row kind if tombstones delete rows.
@@ -314,7 +284,7 @@ class RecordParts:
     time_zone: str
 
     @property
-    def all(self) -> tuple[RecordPart, ...]:
+    def all(self) -> tuple[PartReader, ...]:
         return (self.value,) if self.key is None else (self.key, self.value)
 
     def drop_tombstones(self, records: pa.RecordBatch) -> pa.RecordBatch:
@@ -328,7 +298,7 @@ class RecordParts:
         """Decode each part to a struct column; also return why a record is bad, or null."""
         found, reasons = [], []
         for part in self.all:
-            rows, of_part = read_part(part, records.column(part.name), self.time_zone)
+            rows, of_part = part.read(records.column(part.name), self.time_zone)
             found.append(rows)
             reasons.append(of_part)
             if part is self.key and self.tombstones is OnTombstone.DELETE:
@@ -442,7 +412,7 @@ class ReadParts:
     @property
     def columns(self) -> T.StructType:
         read = [
-            T.StructField(one.read, replace_months(one.fields, T.IntegerType())) for one in self.parts.all
+            T.StructField(one.column, replace_months(one.fields, T.IntegerType())) for one in self.parts.all
         ]
         return T.StructType([*self.given, *read, _REASON])
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from flinkish_spark.connectors.formats.encoding import check_written
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
@@ -142,7 +141,8 @@ class KafkaSink(KafkaSinkSettings, Sink):
         check_columns(self, context.schema, context.uid)
         for part, form in self.formats:
             fields = self.fields_of(context.schema)
-            check_written(spark, form, fields, self.data_topics, part, f"the {part} of {who}")
+            form.check_start(spark, fields, f"the {part} of {who}")
+            form.make_writer(fields, self.data_topics, part)  # Raises if a registry refuses the schema.
         self._check_checkpoints(context)
         require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
         wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)

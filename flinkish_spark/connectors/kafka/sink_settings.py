@@ -16,18 +16,11 @@ from flinkish_spark.connectors.kafka.client.settings import (
     DeliveryGuarantee,
     RecordHeaders,
 )
+from flinkish_spark.connectors.plain_formats import Json, Raw
+from flinkish_spark.contracts.format import Format, check_format
 from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import (
-    BadRecordPolicy,
-    DeadLetter,
-    Format,
-    Json,
-    OnBadRecord,
-    Raw,
-    check_format,
-    check_policy,
-)
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord, check_policy
 from flinkish_spark.core.validation import hold_plain_values, instance_of, values_by_name
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.durations import Milliseconds

@@ -44,12 +44,13 @@ from flinkish_spark.connectors.kafka.offsets import (
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
 from flinkish_spark.connectors.kafka.records import make_decoding
+from flinkish_spark.connectors.plain_formats import Raw
 from flinkish_spark.connectors.rates import RateLimit
+from flinkish_spark.contracts.format import Changes, Format, check_format
 from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import Extent, JobPlace, SourceStart
-from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.errors import ConfigError, GraphError, JobDirError
-from flinkish_spark.core.formats import Format, OnTombstone, Raw, check_format
+from flinkish_spark.core.formats import OnTombstone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY

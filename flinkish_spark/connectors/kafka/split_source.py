@@ -42,11 +42,11 @@ from flinkish_spark.connectors.kafka.offsets import (
 from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, ask_once, find_scan_positions
+from flinkish_spark.contracts.format import Changes, Format
 from flinkish_spark.contracts.source import JobPlace
-from flinkish_spark.core.changelogs import Changes
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Format, OnTombstone
+from flinkish_spark.core.formats import OnTombstone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.validation import instance_of, raise_config_errors, unusable, values_by_name

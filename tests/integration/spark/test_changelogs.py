@@ -32,7 +32,7 @@ from flinkish_spark import (
     MaxwellJson,
     OnBadRecord,
 )
-from flinkish_spark.connectors.formats.decoding import REASON
+from flinkish_spark.connectors.bad_records import REASON
 from flinkish_spark.connectors.kafka.metadata import check_metadata
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.contracts.source import NO_JOB

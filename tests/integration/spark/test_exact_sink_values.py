@@ -9,13 +9,12 @@ import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from flinkish_spark.connectors.formats.avro_encoder import check_avro
+from flinkish_spark import Avro, Json, Raw
 from flinkish_spark.connectors.kafka.record_encoder import MISFIT
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.connectors.kafka.sink import KafkaSink
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.types.ddl import ddl_of
 from tests.support.encoded import encoded_records
 
@@ -184,7 +183,7 @@ def test_a_row_that_does_not_fit_an_avro_schema_ends_no_task(spark: Any, name: s
     schema = {"type": "record", "name": "Row", "namespace": "shop", "fields": fields}
     frame = spark.createDataFrame(rows, columns).coalesce(1)
     avro = Avro(json.dumps(schema))
-    check_avro(spark, avro, frame.schema, "the value")
+    avro.check_start(spark, frame.schema, "the value")
     made = encoded_records(sink(value=avro), frame)
     told = F.col(MISFIT) if MISFIT in made.columns else F.lit(None)
     java = spark._jvm.org.apache.avro
@@ -206,11 +205,11 @@ def test_old_times_are_not_written_by_another_calendar(spark: Any) -> None:
         spark.conf.set(calendar, mode)
         try:
             with pytest.raises(ConfigError, match=f"{calendar}={mode}"):
-                check_avro(spark, Avro(), frame.schema, "the value")
-            check_avro(spark, avro, frame.schema, "the value")
+                Avro().check_start(spark, frame.schema, "the value")
+            avro.check_start(spark, frame.schema, "the value")
         finally:
             spark.conf.unset(calendar)
-    check_avro(spark, Avro(), frame.schema, "the value")
+    Avro().check_start(spark, frame.schema, "the value")
 
 
 def test_what_goes_out_comes_back_equal(zoned: Any) -> None:

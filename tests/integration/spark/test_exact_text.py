@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.csv import CsvForm, lines_of_files
+from flinkish_spark.connectors.csv_lines import CsvForm, lines_of_files
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.exact_text import JsonWriter, exact_text
 from flinkish_spark.types.json_columns import replace_intervals

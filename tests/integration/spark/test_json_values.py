@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import session_time_zone
-from flinkish_spark.connectors.formats.plain_json import read_json
+from flinkish_spark.connectors.plain_formats import read_json
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.json_columns import replace_months, restore_intervals
 from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, TYPES

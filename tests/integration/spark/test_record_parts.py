@@ -23,7 +23,7 @@ from flinkish_spark import (
     String,
 )
 from flinkish_spark.checkpoint.failures import classify
-from flinkish_spark.connectors.formats.decoding import REASON
+from flinkish_spark.connectors.bad_records import REASON
 from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.records import Decoding, Deserializer
 from flinkish_spark.contracts.source import NO_JOB

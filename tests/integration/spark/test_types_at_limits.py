@@ -16,27 +16,29 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark import (
+    Avro,
     DeltaSink,
     FileFormat,
     FileSink,
     ForeachCheckpointSink,
     ForeachSink,
+    Json,
     KafkaSink,
     KeyedProcessFunction,
     MemorySink,
     OverwritePartitions,
     PrintSink,
+    Raw,
     TwoPhaseCommitSink,
     Upsert,
     ValueStateDescriptor,
 )
-from flinkish_spark.connectors.formats.avro_encoder import avro_schema, check_avro
+from flinkish_spark.connectors.formats.avro_format import derive_schema
 from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.records import Decoding
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import BadRecordError, SchemaError
-from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.sources import (
     CsvFiles,
@@ -416,9 +418,9 @@ def test_values_of_kafka_are_exact_in_json_and_avro(in_berlin: Any) -> None:
     check(decoded_values(records, columns), columns, "Kafka Json")
     columns = columns_of("Kafka Avro")
     schema, frame = parse_ddl(declared(columns)), frame_of(in_berlin, columns)
-    check_avro(in_berlin, Avro(), schema, "the value")
+    Avro().check_start(in_berlin, schema, "the value")
     records = encoded_records(kafka_sink(Avro()), frame)
-    wanted = F.lit(json.dumps(avro_schema(Avro(), schema)))
+    wanted = F.lit(json.dumps(derive_schema(schema)))
     read_back = records.select(F.call_function("from_avro", F.col("value"), wanted).alias("r")).select("r.*")
     check(read(read_back, columns), columns, "Kafka Avro")
 
@@ -470,7 +472,7 @@ def test_what_a_record_of_kafka_cannot_say_is_refused_before_the_start(spark: An
         schema = parse_ddl(f"v {case.ddl}")
         with pytest.raises(SchemaError, match=case.refusal):
             check_columns(kafka_sink(form), schema, "out")
-            check_avro(spark, Avro(), schema, "the value")
+            Avro().check_start(spark, schema, "the value")
 
 
 def read_by(way: str) -> set[str]:

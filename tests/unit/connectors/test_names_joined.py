@@ -11,10 +11,10 @@ import pytest
 from pyspark.sql import types as T
 
 from flinkish_spark import AggregateColumn, Emit, Fold, KafkaSource
+from flinkish_spark.connectors.bad_records import DROPPED_METRIC, name_drop_metric
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.delta.table import TableInfo
-from flinkish_spark.connectors.formats.avro_encoder import derive_schema
-from flinkish_spark.connectors.formats.plain_json import DROPPED_METRIC, name_drop_metric
+from flinkish_spark.connectors.formats.avro_format import derive_schema
 from flinkish_spark.connectors.hybrid import HybridSource
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.source import SourceNode

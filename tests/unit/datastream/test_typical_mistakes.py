@@ -21,7 +21,7 @@ from flinkish_spark import (
     OnBadRecord,
 )
 from flinkish_spark.checkpoint.ownership import JobLock
-from flinkish_spark.connectors.formats.plain_json import json_schema
+from flinkish_spark.connectors.plain_formats import parse_fields
 from flinkish_spark.core.job_dir import JobDir, job_place
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.datastream.data_stream import DataStream
@@ -116,7 +116,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "starting with a letter or digit and without '..'. To do: give such a uid.",
     ),
     "a wrong type in a schema": (
-        lambda: json_schema(Json("user STRNG, amount LONG")),
+        lambda: parse_fields("user STRNG, amount LONG"),
         f"{OF_OURS}SchemaError: the JSON schema cannot be read. Unknown type 'strng' in 'user STRNG, "
         "amount "
         "LONG'. Did you mean 'STRING'? To do: write names with types of Spark, as in \"user STRING, amount "

@@ -130,6 +130,7 @@ NO_FUNCTIONS = {
     ),
     *("ManifestWriter", "SinkWriter", "StateStore", "Store", "TimerService", "Manifest"),
     *("RestartStrategy", "RichFunction", "Aggregate", "Reducer"),
+    *("Changelog", "Changes", "Format", "PartReader", "PartWriter"),
 }
 #: They are none by their class alone: what they do by default is enough.
 ALSO_FUNCTIONS = {"Evictor", "WatermarkGenerator", "JobListener", "StepObserver", "ExecutionListener"}

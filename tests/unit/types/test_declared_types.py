@@ -11,14 +11,13 @@ from pyspark.sql import types as T
 from flinkish_spark import (
     AggregatingStateDescriptor,
     FlatMapFunction,
-    Json,
     KeyedProcessFunction,
     ListStateDescriptor,
     MapStateDescriptor,
     OutputTag,
     ValueStateDescriptor,
 )
-from flinkish_spark.connectors.formats.plain_json import json_schema
+from flinkish_spark.connectors.plain_formats import parse_fields
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.joins import JoinType
 from flinkish_spark.joins.spec import check_element_ddl
@@ -215,7 +214,7 @@ def test_not_null_is_refused_where_it_would_not_be_true() -> None:
         with pytest.raises(ConfigError, match="'a' is NOT NULL, which counts in what a function emits"):
             check_element_ddl("left", text)
     with pytest.raises(SchemaError, match="'a' is NOT NULL"):
-        json_schema(Json("a LONG NOT NULL"))
+        parse_fields("a LONG NOT NULL")
     # A frame's schema says it by the way.
     whole = T.StructType([T.StructField("a", T.LongType(), nullable=False)])
     assert ValueStateDescriptor("s", whole).value_type == "a bigint"

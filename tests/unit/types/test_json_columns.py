@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.formats.plain_json import json_schema
+from flinkish_spark.connectors.plain_formats import parse_fields
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.formats import Json
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.json_columns import JsonReader
 from tests.support.json_cases import BAD, EXACT, NEVER, NOT_ONE, SCHEMA, Case
@@ -297,7 +296,7 @@ def test_what_is_too_deep_to_be_written_is_bad_and_no_error() -> None:
 )
 def test_types_without_json_are_refused_when_they_are_declared(kind: str) -> None:
     with pytest.raises(SchemaError, match="JSON"):
-        json_schema(Json(f"a {kind}"))
+        parse_fields(f"a {kind}")
 
 
 @pytest.mark.parametrize(

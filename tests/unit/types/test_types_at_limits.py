@@ -18,18 +18,19 @@ from flinkish_spark import (
     ForeachCheckpointSink,
     ForeachSink,
     JdbcSink,
+    Json,
     KafkaSink,
     MemorySink,
     PrintSink,
+    Raw,
     TwoPhaseCommitSink,
 )
 from flinkish_spark.connectors.files.output_formats import FileFormat, check_columns, read_schema
-from flinkish_spark.connectors.formats.avro_encoder import avro_schema
+from flinkish_spark.connectors.formats.avro_format import derive_schema
 from flinkish_spark.connectors.jdbc.dialect import record_json
 from flinkish_spark.connectors.jdbc.types import is_supported
 from flinkish_spark.connectors.kafka.record_encoder import check_columns as check_record
 from flinkish_spark.core.errors import ConfigError, FlinkishError, SchemaError
-from flinkish_spark.core.formats import Avro, Json, Raw
 from flinkish_spark.sources import CsvFiles, FileSource, JsonLines
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.databases import TestDatabase, context_of
@@ -331,7 +332,7 @@ def test_types_that_only_spark_has_are_refused_by_all_other_sinks_before_the_sta
             if way.endswith(" files"):
                 check_columns(FileFormat(way.split()[0].lower()), schema, (), "out")
             elif way == "Kafka Avro":
-                avro_schema(Avro(), schema)
+                derive_schema(schema)
             elif way.startswith("Kafka "):
                 value = Json() if way == "Kafka Json" else Raw("v")
                 check_record(KafkaSink("localhost:1", "out", value=value), schema, "out")

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
+from flinkish_spark import OnSchemaChange, SchemaRegistry
 from flinkish_spark.connectors.formats import avro
 from flinkish_spark.connectors.formats.reader import Reader, read_values
 from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaChangedError, client_of, header
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
 
 def record(*fields: tuple[str, Any], name: str = "R") -> str:

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flinkish_spark import OnSchemaChange, SchemaRegistry
 from flinkish_spark.connectors.formats import avro, reader
 from flinkish_spark.connectors.formats.reader import READ, REASON
 from flinkish_spark.connectors.formats.registry import RegistrySchema, client_of, header
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 
 _KINDS = ("boolean", "int", "long", "float", "double", "string", "day", "millis", "micros", "local", "enum")
 _LOGICAL = {

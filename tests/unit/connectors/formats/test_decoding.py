@@ -8,26 +8,27 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import DebeziumAvro, KafkaSource, OnTombstone
-from flinkish_spark.connectors.formats import decoding
-from flinkish_spark.connectors.formats.decoding import part_of
-from flinkish_spark.connectors.formats.registry import NoSuchSchema, RegistrySchema
-from flinkish_spark.connectors.kafka.records import Decoding
-from flinkish_spark.contracts.source import NO_JOB, JobPlace
-from flinkish_spark.core.errors import ConfigError, FlinkishError, SchemaError
-from flinkish_spark.core.formats import (
+from flinkish_spark import (
     Avro,
     Csv,
-    Format,
+    DebeziumAvro,
     Json,
     JsonSchema,
-    OnBadRecord,
+    KafkaSource,
     OnSchemaChange,
+    OnTombstone,
     Protobuf,
     Raw,
     SchemaRegistry,
     String,
 )
+from flinkish_spark.connectors.formats import registered
+from flinkish_spark.connectors.formats.registry import NoSuchSchema, RegistrySchema
+from flinkish_spark.connectors.kafka.records import Decoding
+from flinkish_spark.contracts.format import Format
+from flinkish_spark.contracts.source import NO_JOB, JobPlace
+from flinkish_spark.core.errors import ConfigError, FlinkishError, SchemaError
+from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId
@@ -54,7 +55,7 @@ class Newest:
 @pytest.fixture
 def newest(monkeypatch: pytest.MonkeyPatch) -> Newest:
     made = Newest()
-    monkeypatch.setattr(decoding, "client_of", lambda _: made)
+    monkeypatch.setattr(registered, "client_of", lambda _: made)
     return made
 
 
@@ -64,7 +65,7 @@ def place(tmp_path: Path) -> JobPlace:
 
 
 def columns(form: Format, place: JobPlace, topics: tuple[str, ...] = ("orders",)) -> str:
-    return part_of(form, "value", "in", place, topics).fields.simpleString()
+    return form.find_reader("value", "in", place, topics).fields.simpleString()
 
 
 def test_a_job_reads_by_the_schema_that_it_began_with(newest: Newest, place: JobPlace) -> None:

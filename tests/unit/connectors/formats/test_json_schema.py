@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
+from flinkish_spark import JsonSchema, OnSchemaChange
 from flinkish_spark.connectors.formats import json_schema
-from flinkish_spark.connectors.formats.encoding import check_encodable, check_written, find_named_columns
 from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
-from flinkish_spark.core.formats import JsonSchema, OnSchemaChange
 from flinkish_spark.types.ddl import parse_ddl
 
 DRAFT_4 = "http://json-schema.org/draft-04/schema#"
@@ -300,16 +299,20 @@ def test_columns_that_can_never_be_valid_are_refused(schema: Any, why: str | Non
     columns = parse_ddl("a STRING, n INT, r STRUCT<x: DATE>, l ARRAY<DOUBLE>, m MAP<STRING, FLOAT>")
     form = JsonSchema(an_object(**schema))
     if why is None:
-        check_encodable(form, columns, "the value")
+        form.check_fields(columns, "the value")
         return
     with pytest.raises(SchemaError, match=re.escape(why)):
-        check_encodable(form, columns, "the value")
+        form.check_fields(columns, "the value")
 
 
 def test_fields_name_the_columns_of_a_sink() -> None:
     choice = json.dumps({"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]})
-    assert find_named_columns(JsonSchema(choice, fields="a STRING, b INT")) == ["a", "b"]
-    assert find_named_columns(JsonSchema(fields="b INT")) == ["b"]
+    columns = parse_ddl("a STRING, b INT, c LONG")
+    for form, wanted in (
+        (JsonSchema(choice, fields="a STRING, b INT"), ["a", "b"]),
+        (JsonSchema(fields="b INT"), ["b"]),
+    ):
+        assert form.make_writer(columns, ["t"], "value").fields.names == wanted
 
 
 @pytest.mark.parametrize(
@@ -337,4 +340,4 @@ def test_a_sink_without_the_library_is_refused_before_the_start(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     with pytest.raises(EnvironmentFault, match="a format needs jsonschema"):
-        check_written(cast("Any", None), form, parse_ddl("a INT"), ["t"], "value", "the value")
+        form.check_start(cast("Any", None), parse_ddl("a INT"), "the value")

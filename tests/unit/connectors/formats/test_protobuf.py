@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
+from flinkish_spark import OnSchemaChange, Protobuf
 from flinkish_spark.connectors.formats import protobuf
 from flinkish_spark.connectors.formats.avro import SchemaDifference
 from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.connectors.formats.registry import RegistrySchema
 from flinkish_spark.core.errors import EnvironmentFault, SchemaError
-from flinkish_spark.core.formats import OnSchemaChange, Protobuf
 from flinkish_spark.types.ddl import parse_ddl
 
 TEXT = """

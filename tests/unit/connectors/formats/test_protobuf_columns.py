@@ -13,11 +13,11 @@ from google.protobuf import message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flinkish_spark import OnSchemaChange, SchemaRegistry
 from flinkish_spark.connectors.formats import protobuf, reader
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import READ, REASON, SliceResult
 from flinkish_spark.connectors.formats.registry import RegistrySchema, header
-from flinkish_spark.core.formats import OnSchemaChange, SchemaRegistry
 from flinkish_spark.types.arrow_types import arrow_type
 
 _NUMBERS = (

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from flinkish_spark import Avro, JsonSchema, OnSchemaChange, Registration, SchemaRegistry, SubjectNameStrategy
 from flinkish_spark.connectors.formats import registry as module
 from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
@@ -24,14 +25,6 @@ from flinkish_spark.connectors.formats.registry import (
     subject_of,
 )
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault, SchemaError
-from flinkish_spark.core.formats import (
-    Avro,
-    JsonSchema,
-    OnSchemaChange,
-    Registration,
-    SchemaRegistry,
-    SubjectNameStrategy,
-)
 from tests.support.tls import make_certificates
 
 RECORD = '{"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "a", "type": "int"}]}'

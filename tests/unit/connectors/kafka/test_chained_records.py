@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark import KafkaSink, KafkaSource
+from flinkish_spark import Json, KafkaSink, KafkaSource
 from flinkish_spark.connectors.kafka import source as kafka_upstream
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.connectors.kafka.client import reader as range_reader
@@ -42,7 +42,7 @@ from flinkish_spark.connectors.kafka.writer import (
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
-from flinkish_spark.core.formats import DeadLetter, Json
+from flinkish_spark.core.formats import DeadLetter
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.alignment import encode_announced_channel
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId

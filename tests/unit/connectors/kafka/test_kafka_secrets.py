@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark import EnvironmentSecret, FileSecret, JdbcSink, KafkaSource
+from flinkish_spark import EnvironmentSecret, FileSecret, JdbcSink, KafkaSource, SchemaRegistry
 from flinkish_spark.connectors.formats.registry import _options
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
-from flinkish_spark.core.formats import SchemaRegistry
 
 LOGIN = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512"}
 MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule required"

@@ -10,8 +10,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark import Avro, BarrierRecords, DeadLetter, DeliveryGuarantee, Json, KafkaSink, OnBadRecord
-from flinkish_spark.connectors.formats.avro_encoder import derive_schema
+from flinkish_spark import (
+    Avro,
+    BarrierRecords,
+    DeadLetter,
+    DeliveryGuarantee,
+    Json,
+    KafkaSink,
+    OnBadRecord,
+    Raw,
+)
+from flinkish_spark.connectors.formats.avro_format import derive_schema
 from flinkish_spark.connectors.kafka.client import admin
 from flinkish_spark.connectors.kafka.client.admission import Admission, OutgoingRecords, prepend_headers
 from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE, batches, decode, encode_batches
@@ -20,7 +29,6 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import Acks, OnRefusal, ProducerSettings, StagingSettings
 from flinkish_spark.connectors.kafka.input import letters_timeout_ms
 from flinkish_spark.core.errors import BadRecordError, ConfigError, SchemaError
-from flinkish_spark.core.formats import Raw
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.record_time import LAST_MS, TimeLimits
 from tests.support.clocks import ManualClock

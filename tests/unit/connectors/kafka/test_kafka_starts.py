@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
+from flinkish_spark import Json, KafkaSource, StartingOffsets, UpstreamJob
 from flinkish_spark.connectors.kafka import source as kafka_source
 from flinkish_spark.connectors.kafka.source import to_subscription_options
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.errors import ConfigError, GraphError
-from flinkish_spark.core.formats import Json
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore

@@ -11,7 +11,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from flinkish_spark.core.changelogs import DecimalHandling, EpochUnit
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types import text_values as values
 from flinkish_spark.types.json_columns import JsonReader
 from flinkish_spark.types.text_values import NoValue
@@ -27,6 +27,25 @@ _NANOS_PER_MICRO, _MICROS_PER_MILLI = 1_000, 1_000
 _WHOLE_NUMBERS, _NUMBERS = "numberInt|numberLong", "numberInt|numberLong|numberDouble"
 #: The number in a time may be such an object.
 _DATE_WITHIN = re.compile(r'\{\s*"\$date"\s*:\s*(\{.*\})\s*\}', re.DOTALL)
+
+
+class EpochUnit(Choice):
+    """Unit of a number that stands for a time since 1970."""
+
+    MILLISECONDS = 1_000
+    MICROSECONDS = 1_000_000
+    NANOSECONDS = 1_000_000_000
+
+
+class DecimalHandling(Choice):
+    """How Debezium writes decimals: its `decimal.handling.mode`."""
+
+    #: The unscaled number in base64. The declared scale is the column's, which the number does not say.
+    PRECISE = "precise"
+    #: As text.
+    STRING = "string"
+    #: As a number.
+    DOUBLE = "double"
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,8 @@ The formats are read as their own documentation says, or, where it says nothing,
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -23,23 +19,12 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
-from flinkish_spark.connectors.formats.decoding import raise_unreadable
-from flinkish_spark.connectors.formats.plain_json import json_schema
-from flinkish_spark.core.changelogs import (
-    ROW_KIND,
-    CanalJson,
-    ChangelogMode,
-    Changes,
-    DebeziumAvro,
-    DebeziumJson,
-    DebeziumMongoJson,
-    DecimalHandling,
-    MaxwellJson,
-    RowKind,
-)
+from flinkish_spark.connectors.bad_records import raise_unreadable
+from flinkish_spark.connectors.formats.changelog_texts import DocumentTexts, Texts
+from flinkish_spark.connectors.plain_formats import Json
+from flinkish_spark.contracts.format import Changelog, Changes, name_metadata_column
+from flinkish_spark.core.changelogs import ROW_KIND, ChangelogMode, RowKind
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.formats import Json
 from flinkish_spark.types.arrow_columns import to_column_function
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quote_name
@@ -55,20 +40,7 @@ _ENTRIES, _ENTRY = f"{PREFIX}entries", f"{PREFIX}entry"
 _PLACE, _READ = f"{PREFIX}place", f"{PREFIX}read"
 _WRONG = f"{PREFIX}wrong"
 _MOST_DETAIL = 1_000
-
-
-def _unavailable(placeholder: str) -> Sequence[str]:
-    """Return the texts that stand for a value which the connector could not read, one per type of column."""
-    # As PostgreSQL's connector writes them: a text, bytes, hstore and JSON; arrays of texts, bytes, UUIDs and
-    # numbers. They include those of Oracle's connector.
-    if not placeholder:
-        return ()
-    data = placeholder.encode()
-    in_base64 = base64.b64encode(data).decode()
-    named = uuid.UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3)
-    arrays = [placeholder], [in_base64], [str(named)], list(data), [float(one) for one in data]
-    as_json = [json.dumps(one, separators=(",", ":")) for one in ({placeholder: placeholder}, *arrays)]
-    return placeholder, in_base64, *as_json
+_INTERVALS = (T.DayTimeIntervalType, T.YearMonthIntervalType)
 
 
 class _MetadataField(NamedTuple):
@@ -87,17 +59,19 @@ def _read_source_member(name: str) -> _MetadataField:
     return _MetadataField("source", lambda read: F.try_element_at(read("source"), F.lit(name)))
 
 
-class _Envelope(ABC):
+class Envelope(ABC):
     #: The type of each member, as DDL.
     members: Mapping[str, str]
     #: The members that entries are computed from.
     needed: tuple[str, ...]
     metadata: Mapping[str, _MetadataField]
     texts: Texts
+    #: Types that no column can have.
+    unfit: tuple[type[T.DataType], ...] = ()
     #: Says in error messages what a record must have.
     hint: str
 
-    def __init__(self, form: Any, row: T.DataType = _TEXTS) -> None:
+    def __init__(self, form: Changes, row: T.DataType = _TEXTS) -> None:
         self.is_upsert = form.mode is ChangelogMode.UPSERT
         entry = T.StructType([T.StructField("kind", T.StringType()), T.StructField("row", row)])
         #: The type of :meth:`entries`: an array of row kinds and rows.
@@ -129,7 +103,7 @@ def _differs(before: Column, after: Column, names: Column) -> Column:
     return F.coalesce(F.exists(names, is_other), F.lit(False))
 
 
-class _Debezium(_Envelope):
+class DebeziumEnvelope(Envelope):
     hint = (
         "op is c, r, u or d; d has before, and u in ChangelogMode.ALL; "
         "each value is known: REPLICA IDENTITY FULL in PostgreSQL"
@@ -165,9 +139,9 @@ class _Debezium(_Envelope):
         ),
     }
 
-    def __init__(self, form: DebeziumJson) -> None:
+    def __init__(self, form: Changes, texts: Texts) -> None:
         super().__init__(form)
-        self.texts = Texts(True, form.epoch_units, form.decimals, _unavailable(form.unavailable))
+        self.texts = texts
 
     def schema(self, metadata: Sequence[str]) -> str:
         alone = super().schema([one for one in metadata if one != "schema"])
@@ -205,23 +179,22 @@ class _Debezium(_Envelope):
         return F.size(F.array_except(F.map_keys(after), F.map_keys(before))) == 0
 
 
-class _DebeziumDocument(_Debezium):
+class MongoEnvelope(DebeziumEnvelope):
     """The envelope of MongoDB's connector: `before` and `after` are documents, as text."""
 
     hint = "op is c, r, u or d; c, r and u have after; in ChangelogMode.ALL u and d have before: pre-images"
-    members: Mapping[str, str] = {**_Debezium.members, "before": "STRING", "after": "STRING"}
+    members: Mapping[str, str] = {**DebeziumEnvelope.members, "before": "STRING", "after": "STRING"}
     metadata: Mapping[str, _MetadataField] = {
         **{
             one: field
-            for one, field in _Debezium.metadata.items()
+            for one, field in DebeziumEnvelope.metadata.items()
             if one not in ("source.schema", "source.table")
         },
         "source.collection": _read_source_member("collection"),
     }
 
-    def __init__(self, form: DebeziumMongoJson) -> None:
-        _Envelope.__init__(self, form)
-        self.texts = DocumentTexts()
+    def __init__(self, form: Changes) -> None:
+        super().__init__(form, DocumentTexts())
 
     def entries(self, read: MemberReader) -> Column:
         def documents(name: str) -> Column:
@@ -242,8 +215,8 @@ class _DebeziumDocument(_Debezium):
         return F.lit(True)
 
 
-class _DebeziumRecord(_Debezium):
-    def __init__(self, form: DebeziumAvro, envelope: T.StructType) -> None:
+class _AvroEnvelope(DebeziumEnvelope):
+    def __init__(self, form: Changes, envelope: T.StructType) -> None:
         kinds = {one.name: one.dataType for one in envelope}
         row, op = kinds.get("after"), kinds.get("op")
         is_envelope = isinstance(row, T.StructType) and kinds.get("before") == row
@@ -253,7 +226,7 @@ class _DebeziumRecord(_Debezium):
                 why=f"it has no op, or before and after are not records of one schema: {', '.join(kinds)}",
                 what_to_do="give the schema of the topic's values; of topics without an envelope, use Avro",
             )
-        _Envelope.__init__(self, form, row)
+        Envelope.__init__(self, form, row)
         self.row = row
         source, transaction = kinds.get("source"), kinds.get("transaction")
         self._source = set(source.names) if isinstance(source, T.StructType) else set()
@@ -269,7 +242,7 @@ class _DebeziumRecord(_Debezium):
         there |= {"source.properties"} if self._source else set()
         of_transaction = transaction.names if isinstance(transaction, T.StructType) else []
         there |= {f"transaction.{name.replace('_', '-')}" for name in of_transaction}
-        self.metadata = {name: one for name, one in _Debezium.metadata.items() if name in there}
+        self.metadata = {name: one for name, one in DebeziumEnvelope.metadata.items() if name in there}
 
     def unwrap(self, read: MemberReader) -> MemberReader:
         def member(name: str) -> Column:
@@ -286,10 +259,11 @@ class _DebeziumRecord(_Debezium):
         return F.lit(True)
 
 
-class _TableEnvelope(_Envelope):
-    def __init__(self, form: CanalJson | MaxwellJson) -> None:
+class TableEnvelope(Envelope):
+    def __init__(self, form: Changes, database: str, table: str) -> None:
         super().__init__(form)
-        self._wanted = {name: getattr(form, name) for name in ("database", "table") if getattr(form, name)}
+        wanted = {"database": database, "table": table}
+        self._wanted = {name: one for name, one in wanted.items() if one}
         self.needed = (*self.needed, *self._wanted)
         self.texts = Texts()
 
@@ -318,8 +292,9 @@ class _TableEnvelope(_Envelope):
         return F.when(after.isNotNull() & changed.isNotNull(), found)
 
 
-class _Canal(_TableEnvelope):
+class CanalEnvelope(TableEnvelope):
     hint = "type is INSERT, UPDATE or DELETE; each row of data has one of old if it was updated"
+    unfit = (T.BinaryType, T.StructType, T.ArrayType, T.MapType)
     needed = ("data", "old", "type", "pkNames")
     members: Mapping[str, str] = {
         "data": f"ARRAY<{_VALUES}>",
@@ -356,7 +331,7 @@ class _Canal(_TableEnvelope):
         )
 
 
-class _Maxwell(_TableEnvelope):
+class MaxwellEnvelope(TableEnvelope):
     hint = "type is insert, update, delete or bootstrap-insert; an update has old"
     needed = ("data", "old", "type", "primary_key_columns")
     members: Mapping[str, str] = {
@@ -393,33 +368,16 @@ class _Maxwell(_TableEnvelope):
         )
 
 
-def column_of(name: str) -> str:
-    """Return the column name of a metadata field."""
-    return "_" + name.replace(".", "_").replace("-", "_")
-
-
-InJson = DebeziumJson | DebeziumMongoJson | CanalJson | MaxwellJson
-_ENVELOPES: Mapping[type, Callable[[Any], _Envelope]] = {
-    DebeziumJson: _Debezium,
-    DebeziumMongoJson: _DebeziumDocument,
-    CanalJson: _Canal,
-    MaxwellJson: _Maxwell,
-}
-
-
-class Changelog(ABC):
-    """Turns parsed envelopes into rows with a row kind."""
-
-    #: The columns of a row.
-    fields: T.StructType
-
+class _EnvelopeChangelog(Changelog):
     def __init__(
-        self, form: Changes, envelope: _Envelope, fields: T.StructType, metadata: Sequence[str]
+        self, form: Changes, envelope: Envelope, fields: T.StructType, metadata: Sequence[str]
     ) -> None:
         self.fields, self._envelope, self._metadata = fields, envelope, tuple(metadata)
-        self._name = type(form).__name__
-        self._listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
-        known = envelope.metadata
+        self.names = tuple(map(name_metadata_column, metadata))
+        self._name, known = type(form).__name__, envelope.metadata
+        listed = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in fields)
+        what = f"change in {self._name} ({envelope.hint}) of the fields {listed}"
+        self.why = f"the value is no {what}"[:_MOST_DETAIL]
         for one in metadata:
             if one not in known:
                 raise ConfigError(
@@ -432,18 +390,8 @@ class Changelog(ABC):
                 what_to_do="leave it out",
             )
 
-    @property
-    def why(self) -> str:
-        what = f"change in {self._name} ({self._envelope.hint}) of the fields {self._listed}"
-        return f"the value is no {what}"[:_MOST_DETAIL]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(map(column_of, self._metadata))
-
-    def find_misfits(self, frame: DataFrame, envelope: Column, time_zone: str) -> tuple[DataFrame, Column]:
-        """Return the frame with a column of entries, and a condition: the envelope is bad."""
-        entries = self._envelope.entries(self._envelope.unwrap(lambda name: envelope[name]))
+    def find_misfits(self, frame: DataFrame, value: Column, time_zone: str) -> tuple[DataFrame, Column]:
+        entries = self._envelope.entries(self._envelope.unwrap(lambda name: value[name]))
         # A separate column, made non-deterministic so that Spark does not inline it: Spark cannot evaluate a
         # Python function whose argument contains higher-order functions.
         frame = frame.withColumn(_ENTRIES, F.when(F.spark_partition_id() >= 0, entries))
@@ -458,10 +406,9 @@ class Changelog(ABC):
         """Return a struct of an entry's parsed values, with the flag :data:`_WRONG` if one does not parse."""
 
     def rows(
-        self, frame: DataFrame, envelope: Column, kept: Sequence[str], passes: Column | None, time_zone: str
+        self, frame: DataFrame, value: Column, kept: Sequence[str], passes: Column | None, time_zone: str
     ) -> DataFrame:
-        """Return the rows of envelopes, with row kinds; a bad envelope ends the task."""
-        read = self._envelope.unwrap(lambda name: envelope[name])
+        read = self._envelope.unwrap(lambda name: value[name])
         why = F.lit(self.why)
         entries = F.coalesce(self._envelope.entries(read), raise_unreadable(why).cast(self._envelope.kind))
         if passes is not None:
@@ -482,54 +429,21 @@ class Changelog(ABC):
         return one_each.select(*own, F.col(_ENTRY)["kind"].alias(ROW_KIND), *self.names, *kept)
 
 
-class JsonChangelog(Changelog):
-    def __init__(self, form: InJson, metadata: Sequence[str] = ()) -> None:
-        super().__init__(form, _ENVELOPES[type(form)](form), json_schema(Json(form.schema)), metadata)
-        self._form = form
-        self._check()
+class JsonChangelog(_EnvelopeChangelog):
+    def __init__(
+        self, form: Changes, envelope: Envelope, fields: T.StructType, metadata: Sequence[str]
+    ) -> None:
+        super().__init__(form, envelope, fields, metadata)
         #: The format of the envelope.
-        self.json = Json(self._envelope.schema(metadata), form.on_bad_record)
-
-    def _check(self) -> None:
-        name = type(self._form).__name__
-        within = (T.StructType, T.ArrayType, T.MapType)
-        for column in self.fields:
+        self.json = Json(envelope.schema(metadata), form.on_bad_record)
+        for column in fields:
             kind = column.dataType
-            is_unfit = any(isinstance(part, _NEVER) for part in parts_of(kind))
-            if is_unfit or (isinstance(self._form, CanalJson) and isinstance(kind, (T.BinaryType, *within))):
+            has_interval = any(isinstance(part, _INTERVALS) for part in parts_of(kind))
+            if has_interval or isinstance(kind, envelope.unfit):
                 raise SchemaError(
-                    f"the column '{column.name}' of {name} is {kind.simpleString()}",
+                    f"the column '{column.name}' of {self._name} is {kind.simpleString()}",
                     why="its records have no such values",
                     what_to_do="declare STRING, also within it, and convert it in a transform",
-                )
-        if isinstance(self._form, DebeziumJson):
-            self._check_names("epoch_units", self._form.epoch_units, T.TimestampType, T.TimestampNTZType)
-            self._check_decimals(self._form.decimals)
-
-    def _check_names(self, setting: str, names: Iterable[str], *kinds: type[T.DataType]) -> None:
-        able = [column.name for column in self.fields if isinstance(column.dataType, kinds)]
-        wrong = [one for one in names if one not in able]
-        if wrong:
-            raise ConfigError(
-                f"{setting} has '{wrong[0]}', which is no {kinds[0].typeName().upper()} of the schema",
-                what_to_do=f"choose among {', '.join(able)}" if able else "leave it out",
-            )
-
-    def _check_decimals(self, decimals: DecimalHandling | Mapping[str, DecimalHandling]) -> None:
-        told = decimals if isinstance(decimals, Mapping) else {}
-        self._check_names("decimals", told, T.DecimalType)
-        if isinstance(decimals, DecimalHandling) and decimals is not DecimalHandling.PRECISE:
-            return
-        for column in self.fields:
-            kind = column.dataType
-            if isinstance(kind, T.DecimalType) and not kind.scale and column.name not in told:
-                raise ConfigError(
-                    f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, "
-                    "and decimals does not say how its values are written",
-                    why="some connectors write whole numbers as plain numbers, such as MySQL's BIGINT "
-                    "UNSIGNED; the text 1234 is such a number, and also the base64 of another one",
-                    what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if they are base64, '
-                    "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
                 )
 
     def _has_misfit(self, entries: Column, time_zone: str) -> Column:
@@ -561,13 +475,15 @@ def _row(parse: Callable[[Mapping[str, str]], dict[str, Any]], texts: Any) -> tu
         return {}, True
 
 
-class AvroChangelog(Changelog):
+class AvroChangelog(_EnvelopeChangelog):
     """Turns Debezium's Avro records into rows; their values are typed already."""
 
-    def __init__(self, form: DebeziumAvro, envelope: T.StructType, metadata: Sequence[str] = ()) -> None:
-        made = _DebeziumRecord(form, envelope)
+    def __init__(
+        self, form: Changes, envelope: T.StructType, unavailable: str, metadata: Sequence[str]
+    ) -> None:
+        made = _AvroEnvelope(form, envelope)
         super().__init__(form, made, made.row, metadata)
-        self._unavailable = form.unavailable
+        self._unavailable = unavailable
 
     def _has_misfit(self, entries: Column, time_zone: str) -> Column:
         return F.exists(entries, lambda one: self._parse_row(one["row"], time_zone)[_WRONG])
@@ -590,6 +506,3 @@ class AvroChangelog(Changelog):
             case T.ArrayType(elementType=T.StringType()):
                 return value.eqNullSafe(F.array(text))
         return F.lit(False)
-
-
-_NEVER = (T.DayTimeIntervalType, T.YearMonthIntervalType)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.connectors.changelog import _row
-from flinkish_spark.connectors.changelog_texts import DocumentTexts, Texts
-from flinkish_spark.core.changelogs import DecimalHandling, EpochUnit
+from flinkish_spark import DecimalHandling, EpochUnit
+from flinkish_spark.connectors.formats.changelog import _row
+from flinkish_spark.connectors.formats.changelog_texts import DocumentTexts, Texts
 from flinkish_spark.types.ddl import parse_ddl
 
 PRECISE = Texts(True, {"at": EpochUnit.NANOSECONDS}, DecimalHandling.PRECISE)

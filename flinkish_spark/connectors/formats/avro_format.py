@@ -1,31 +1,40 @@
-"""Writing of Avro records: from a stream's fields to one binary column, by Spark's own encoder.
+"""Avro as a format of records: read by `avro.py`, written to one binary column by Spark's own encoder.
 
-Spark encodes in the JVM for both engines, so both write the same bytes. Its encoder ends the task at a record
-that does not fit a given schema. So expressions of this module find the records that do not fit (types were
-compared before the start): a null in a required field, a text that is no symbol of an enum, bytes without the
-length of a fixed, a union with no member or several members set.
+Spark's encoder ends the task at a record that does not fit a given schema. So expressions of this module find
+the records that do not fit (types were compared before the start): a null in a required field, a text that is
+no symbol of an enum, bytes without the length of a fixed, a union with no member or several members set.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.avro_calendar import check_calendar
+from flinkish_spark.connectors.formats.avro import AvroReader, parse_schema
 from flinkish_spark.connectors.formats.avro_schemas import map_parts
+from flinkish_spark.connectors.formats.reader import ConvertingReader, OnSchemaChange
+from flinkish_spark.connectors.formats.registered import RegisteredFormat, parse_schema_text
+from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaRegistry, header, record_name
+from flinkish_spark.contracts.format import EncodedColumn, PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
-from flinkish_spark.core.formats import Avro
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
 from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.schemas import PREFIX
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-
+#: What fits the four bytes of a schema's id.
+_MOST_SCHEMA_ID = 2**31 - 1
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 #: Name of the outermost record of a derived schema.
 _RECORD = "Record"
@@ -49,14 +58,149 @@ _ENCODERS_REASON = re.compile(
 #: Spark's error class for a null that its encoder cannot write; the types did match.
 _NULL_REFUSED = "AVRO_CANNOT_WRITE_NULL_FIELD"
 _MICROS = ("timestamp-micros", "local-timestamp-micros")
-#: Spark's setting for the calendar of days before October 1582 and times before 1900.
-_CALENDAR = "spark.sql.avro.datetimeRebaseModeInWrite"
-#: Finds dates and times in the text of a struct type.
-_TIMES = re.compile(r"[:<,](?:date|timestamp)[,>]")
 
 
-def avro_schema(avro: Avro, schema: T.StructType) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(avro.schema) if avro.schema else derive_schema(schema)
+@dataclass(frozen=True, slots=True)
+class Avro(RegisteredFormat):
+    """Avro's binary form, one record of a schema each; with a registry in Confluent's wire format.
+
+    A sink's records are encoded by Spark, so the session needs the Avro JAR of the pinned list whichever
+    engine writes. A source's are read by fastavro, of the extra ``avro``.
+
+    Parameters
+    ----------
+    schema
+        A record's schema as JSON text. A sink writes the fields that it names, in its order; empty: derived
+        from the stream, with every field nullable. A source gives its fields, whatever the writer's schema
+        had besides; empty: the newest of the registry's subject at the first start of the job.
+    schema_id
+        Of a sink without a registry: under which number one knows `schema`; written in front of every
+        record as a zero byte and four bytes. Needs `schema`. None: nothing is written in front.
+    registry
+        Where the schema of each record is asked for by the number in front of it, and that of a sink is
+        registered. None: a source's records were written with `schema`, and have nothing in front.
+    on_schema_change
+        What a source does with records of a schema that has more. EVOLVE needs a registry and no `schema`.
+    on_bad_record
+        What a source does with bytes that are no record; a null value counts as such.
+
+    Examples
+    --------
+    >>> Avro('{"type": "record", "name": "Order", "fields": [{"name": "user", "type": "string"}]}').schema_id
+    """
+
+    schema: str = ""
+    schema_id: int | None = None
+    registry: SchemaRegistry | None = None
+    on_schema_change: OnSchemaChange = OnSchemaChange.FAIL
+    on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
+    _kind = "AVRO"
+
+    def __post_init__(self) -> None:
+        check_policy("on_bad_record", self.on_bad_record)
+        if self.schema:
+            found = parse_schema_text(self.schema, "Avro schema")
+            is_record = isinstance(found, dict) and found.get("type") == "record"
+            fields = found.get("fields") if is_record else None
+            if not isinstance(fields, list) or not fields or not all(map(_is_field, fields)):
+                form = '{"type": "record", "name": ..., "fields": [{"name": ..., "type": ...}, ...]}'
+                raise ConfigError("the Avro schema is not that of a record", what_to_do=f"write {form}")
+        self._check_change(has_fields=bool(self.schema))
+        if self.schema_id is None:
+            return
+        number = self.schema_id
+        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST_SCHEMA_ID:
+            raise ConfigError(
+                f"schema_id is {number!r}", what_to_do=f"give a whole number from 0 to {_MOST_SCHEMA_ID}"
+            )
+        if not self.schema:
+            raise ConfigError(
+                "Avro has a schema_id and no schema",
+                why="the id belongs to one schema, and a derived one changes with the stream",
+                what_to_do="give the schema that the registry has under this id",
+            )
+        if self.registry is not None:
+            raise ConfigError(
+                "Avro has a schema_id and a registry",
+                why="the registry gives the id",
+                what_to_do="leave one of them out",
+            )
+
+    @property
+    def _has_schema(self) -> bool:
+        return bool(self.schema)
+
+    def make_reader(self, part: str) -> PartReader | None:
+        if self.schema_id is not None:
+            raise ConfigError(
+                "Avro of a source has a schema_id",
+                why="each of its records names its own schema",
+                what_to_do="give a registry",
+            )
+        return RegisteredFormat.make_reader(self, part)
+
+    def _make_reader(self, part: str, schema: RegistrySchema | None) -> PartReader:
+        given = schema or RegistrySchema("AVRO", self.schema)
+        text = json.dumps(parse_schema(given.text, given.references), sort_keys=True)
+        reader = AvroReader(text, part, self.registry, self.on_schema_change)
+        return ConvertingReader(part, reader.kind, reader)
+
+    def check_start(self, spark: SparkSession, schema: T.StructType, whose: str) -> None:
+        check_avro(spark, self.schema, schema, whose)
+
+    def make_writer(self, schema: T.StructType, topics: Sequence[str], part: str) -> PartWriter:
+        names = f"{PREFIX}{part}_data", f"{PREFIX}{part}_misfit"
+        return _AvroWriter(T.StructType(), schema, self.schema, self._prefix(schema, topics, part), *names)
+
+    def _prefix(self, schema: T.StructType, topics: Sequence[str], part: str) -> bytes:
+        if self.schema_id is not None:
+            return header(self.schema_id)
+        return RegisteredFormat._prefix(self, schema, topics, part)
+
+    def _find_written(self, schema: T.StructType) -> tuple[RegistrySchema, str]:
+        written = RegistrySchema("AVRO", json.dumps(avro_schema(self.schema, schema)))
+        return written, record_name("AVRO", written.text)
+
+
+def _is_field(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("name"), str) and "type" in value
+
+
+@dataclass(frozen=True)
+class _AvroWriter(PartWriter):
+    """Takes what Spark's encoder has written."""
+
+    #: The fields of the records.
+    schema: T.StructType
+    text: str
+    #: The bytes before each record.
+    prefix: bytes
+    #: Names of the columns that Spark computes: what it has written, and why it could not.
+    data: str
+    misfit: str
+
+    @property
+    def may_misfit(self) -> bool:
+        return avro_misfit(self.text, self.schema) is not None
+
+    def spark_columns(self) -> dict[str, Column]:
+        misfit, data = avro_misfit(self.text, self.schema), avro_column(self.text, self.schema)
+        data = F.concat(F.expr(f"X'{self.prefix.hex()}'"), data) if self.prefix else data
+        if misfit is None:
+            return {self.data: data}
+        return {self.data: F.when(misfit.isNull(), data), self.misfit: misfit}
+
+    def spark_column_types(self) -> dict[str, T.DataType]:
+        return {self.data: T.BinaryType(), self.misfit: T.StringType()}
+
+    def write(self, records: pa.RecordBatch) -> EncodedColumn:
+        misfit = records.column(self.misfit) if self.misfit in records.schema.names else None
+        return EncodedColumn(records.column(self.data), misfit)
+
+
+def avro_schema(text: str, schema: T.StructType) -> dict[str, Any]:
+    """Return the schema of a text, or without one a schema for a stream."""
+    found: dict[str, Any] = json.loads(text) if text else derive_schema(schema)
     return found
 
 
@@ -108,21 +252,21 @@ def _derive_type(kind: T.DataType, path: str, taken: set[str]) -> Any:
     return _PRIMITIVES[type(kind)]
 
 
-def avro_fields(avro: Avro, schema: T.StructType) -> list[str]:
+def avro_fields(text: str, schema: T.StructType) -> list[str]:
     """Return the names of the fields to write, in the schema's order."""
-    return [str(one["name"]) for one in avro_schema(avro, schema)["fields"]]
+    return [str(one["name"]) for one in avro_schema(text, schema)["fields"]]
 
 
-def avro_column(avro: Avro, schema: T.StructType) -> Column:
+def avro_column(text: str, schema: T.StructType) -> Column:
     """Return the encoded record of each row; a row that does not fit the schema ends the task."""
-    wanted = avro_schema(avro, schema)
-    record = F.struct(*[F.col(quote_name(n)).alias(n) for n in avro_fields(avro, schema)])
+    wanted = avro_schema(text, schema)
+    record = F.struct(*[F.col(quote_name(n)).alias(n) for n in avro_fields(text, schema)])
     return F.call_function("to_avro", record, F.lit(json.dumps(wanted)))
 
 
-def avro_misfit(avro: Avro, schema: T.StructType) -> Column | None:
+def avro_misfit(text: str, schema: T.StructType) -> Column | None:
     """Return a column with the reason why a row does not fit, null if it fits; None if every row fits."""
-    wanted = _inline_types(avro_schema(avro, schema), "", {})
+    wanted = _inline_types(avro_schema(text, schema), "", {})
     kinds = {one.name: one.dataType for one in schema.fields}
     found: list[Column] = []
     for one in wanted["fields"]:
@@ -215,41 +359,31 @@ def _find_element_misfits(elements: Column, kind: T.DataType, avro: Any, path: s
         yield F.get(F.array_compact(told), F.lit(0))
 
 
-def check_calendar(spark: SparkSession, fields: T.StructType, whose: str) -> None:
-    """Refuse a session whose settings would change days or times of records."""
-    if (calendar := str(spark.conf.get(_CALENDAR))) != "CORRECTED" and _TIMES.search(fields.simpleString()):
-        raise ConfigError(
-            f"{whose} is Avro with times, and the Spark session has {_CALENDAR}={calendar}",
-            why="Spark would write other days before 1582 and times before 1900, or end the task at them",
-            what_to_do=f"leave {_CALENDAR} out, or set it to CORRECTED",
-        )
-
-
-def check_avro(spark: SparkSession, avro: Avro, schema: T.StructType, whose: str) -> None:
+def check_avro(spark: SparkSession, text: str, schema: T.StructType, whose: str) -> None:
     """Compare schema and fields as Spark's encoder does, before anything starts."""
-    missing = [name for name in avro_fields(avro, schema) if name not in schema.names]
+    missing = [name for name in avro_fields(text, schema) if name not in schema.names]
     if missing:
         raise SchemaError(
             f"{whose} has the field '{missing[0]}' in its Avro schema, and its stream does not",
             what_to_do=f"choose from {', '.join(schema.names)}",
         )
-    written = T.StructType([schema[name] for name in avro_fields(avro, schema)])
+    written = T.StructType([schema[name] for name in avro_fields(text, schema)])
     check_calendar(spark, written, whose)
     nulls = spark.range(1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in schema.fields])
     try:
-        nulls.select(avro_column(avro, schema)).collect()
+        nulls.select(avro_column(text, schema)).collect()
     except Exception as refused:
-        text = str(refused)
-        if _NULL_REFUSED in text:
+        told = str(refused)
+        if _NULL_REFUSED in told:
             return
-        if "AVRO_NOT_LOADED" in text or "CatalystDataToAvro" in text.partition("\n")[0]:
+        if "AVRO_NOT_LOADED" in told or "CatalystDataToAvro" in told.partition("\n")[0]:
             raise EnvironmentFault(
                 f"{whose} is Avro, and this Spark session does not have Spark's Avro JAR",
                 what_to_do="start the session with flinkish_spark.configure_spark_with_jars(...)",
             ) from None
-        reasons = _ENCODERS_REASON.findall(text)
+        reasons = _ENCODERS_REASON.findall(told)
         raise SchemaError(
             f"{whose} cannot be written with its Avro schema",
-            why=(reasons or [text])[-1][:500].rstrip("."),
+            why=(reasons or [told])[-1][:500].rstrip("."),
             what_to_do="let the fields of the stream have the names and types of the schema",
         ) from None
