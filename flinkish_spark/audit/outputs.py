@@ -287,7 +287,16 @@ class DeltaLog:
     def _version(self, text: str) -> TableVersion:
         actions = [json.loads(line) for line in text.split("\n") if line]
         for action in actions:
-            self._check(action)
+            mode = action.get("metaData", {}).get("configuration", {}).get("delta.columnMapping.mode", "none")
+            unreadable = "column mapping" if mode != "none" else ""
+            if action.get("add", {}).get("deletionVector"):
+                unreadable = "deletion vectors"
+            if unreadable:
+                raise EnvironmentFault(
+                    f"the table {self._table} has {unreadable}",
+                    why="its rows are not just the contents of its files",
+                    what_to_do="compare it by a query of Spark",
+                )
         adds = [action["add"] for action in actions if "add" in action]
         marks = [action["txn"] for action in actions if "txn" in action]
         return TableVersion(
@@ -298,18 +307,6 @@ class DeltaLog:
             sum(self._rows(add) for add in adds),
             any(action["remove"].get("dataChange", True) for action in actions if "remove" in action),
         )
-
-    def _check(self, action: Mapping[str, Any]) -> None:
-        mode = action.get("metaData", {}).get("configuration", {}).get("delta.columnMapping.mode", "none")
-        unreadable = "column mapping" if mode != "none" else ""
-        if action.get("add", {}).get("deletionVector"):
-            unreadable = "deletion vectors"
-        if unreadable:
-            raise EnvironmentFault(
-                f"the table {self._table} has {unreadable}",
-                why="its rows are not just the contents of its files",
-                what_to_do="compare it by a query of Spark",
-            )
 
     def _rows(self, add: Mapping[str, Any]) -> int:
         if add.get("stats"):

@@ -412,7 +412,7 @@ class _PlanReader:
         """Translate an expression to one over Arrow columns; None if no equal one exists."""
         try:
             return self._to_arrow(expression)
-        except _NotInArrow:
+        except NotImplementedError:
             return None
         except Py4JError as error:
             if is_gateway_gone(error):
@@ -438,10 +438,10 @@ class _PlanReader:
             return self._format_date(expression, children)
         function = _CALLS_OF_ARROW.get(kind)
         if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
-            raise _NotInArrow
+            raise NotImplementedError
         if function == "coalesce" and len({one.dataType().json() for one in children}) > 1:
             # Spark takes values that differ in what may be null within them, and Arrow does not.
-            raise _NotInArrow
+            raise NotImplementedError
         return Call(function, tuple(map(self._to_arrow, children)))
 
     def _choice(self, expression: Any, children: Sequence[Any]) -> Expression:
@@ -451,7 +451,7 @@ class _PlanReader:
         values = [*children[1::2], *children[2 * len(pairs) :]]
         # Spark takes values that differ in what may be null within them, and Arrow does not.
         if not isinstance(known, (*COMPARED, T.StringType)) or any(_type_of(one) != known for one in values):
-            raise _NotInArrow
+            raise NotImplementedError
         return Choice(tuple(pairs), parts[-1] if len(parts) % 2 else Constant(None, known))
 
     def _remainder(self, children: Sequence[Any]) -> Expression:
@@ -459,7 +459,7 @@ class _PlanReader:
         kinds = [_type_of(one) for one in children]
         is_whole = kinds[0] == kinds[1] and isinstance(kinds[0], T.IntegerType | T.LongType)
         if not is_whole or not isinstance(divisor, Constant) or divisor.value in (None, 0, -1):
-            raise _NotInArrow
+            raise NotImplementedError
         return Remainder(number, divisor)
 
     def _format_date(self, expression: Any, children: Sequence[Any]) -> Expression:
@@ -467,15 +467,15 @@ class _PlanReader:
         zone = expression.timeZoneId()
         is_utc = zone.isDefined() and zone.get() in _UTC
         if not is_utc or _kind(pattern) != "Literal" or _type_of(time) != T.TimestampType():
-            raise _NotInArrow
+            raise NotImplementedError
         text = str(pattern.value())
         parts = tuple(found.group() for found in _PARTS_OF_DAY.finditer(text))
         if not text or "".join(parts) != text or any(parts.count(one) > 1 for one in DATE_LETTERS):
-            raise _NotInArrow
+            raise NotImplementedError
         # Java's legacy formatter has another calendar.
         policy = str(self._session.conf.get("spark.sql.legacy.timeParserPolicy"))
         if policy.strip().upper() not in ("CORRECTED", "EXCEPTION"):
-            raise _NotInArrow
+            raise NotImplementedError
         return FormattedDay(self._to_arrow(time), parts)
 
     def _name_of(self, attribute: Any) -> str:
@@ -483,10 +483,6 @@ class _PlanReader:
         if name is None:
             raise _NoSuchPlan("a column of another DataFrame")
         return name
-
-
-class _NotInArrow(Exception):
-    pass
 
 
 _UTC = frozenset({"UTC", "Etc/UTC", "Z", "GMT"})
@@ -528,7 +524,7 @@ def _constant(expression: Any) -> Constant:
         literal = expression.child()
         is_wider = kind == T.LongType() and _type_of(literal) == T.IntegerType()
         if _kind(literal) != "Literal" or not (is_wider or literal.value() is None):
-            raise _NotInArrow
+            raise NotImplementedError
     value = literal.value()
     if value is None and isinstance(kind, (*COMPARED, T.StringType)):
         return Constant(value, kind)
@@ -536,7 +532,7 @@ def _constant(expression: Any) -> Constant:
         return Constant(value, kind)
     if kind == T.StringType() and value is not None:
         return Constant(value if isinstance(value, str) else str(value.toString()), kind)
-    raise _NotInArrow
+    raise NotImplementedError
 
 
 def _nodes(plan: Any, beginning: Any) -> Iterator[tuple[str, Any]]:

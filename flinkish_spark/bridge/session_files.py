@@ -139,7 +139,7 @@ def ship_tree(
             if not archive.exists():
                 unnamed.rename(archive)
                 _send(spark, what, archive, name)
-    except _Unpackable as error:
+    except ValueError as error:
         raise ConfigError(
             f"{what} cannot be shipped", why=str(error), what_to_do="take it out of the folder"
         ) from None
@@ -211,10 +211,6 @@ def find_shipped(name: str) -> Path:
     return Path(SparkFiles.get(name))
 
 
-class _Unpackable(ValueError):
-    """An entry of a folder that cannot be shipped."""
-
-
 def _folder(spark: SparkSession) -> Path:
     """Return this session's folder for copies, which Spark deletes with the session."""
     context: Any = spark.sparkContext
@@ -236,7 +232,7 @@ def _entries(parts: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
 def _walk(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str, Path]]:
     real = folder.resolve()
     if real in above:
-        raise _Unpackable(f"{folder} is a link to a folder in which it lies")
+        raise ValueError(f"{folder} is a link to a folder in which it lies")
     prefix = f"{name}/" if name else ""
     if prefix:
         yield prefix, folder
@@ -249,12 +245,12 @@ def _walk(name: str, folder: Path, above: frozenset[Path]) -> Iterator[tuple[str
         elif child.is_file():
             yield f"{prefix}{child.name}", child
         else:
-            raise _Unpackable(f"{child} is no file and no folder, or leads nowhere")
+            raise ValueError(f"{child} is no file and no folder, or leads nowhere")
 
 
 def _check_text(place: Path) -> None:
     if not place.name.isprintable():
-        raise _Unpackable(f"{str(place)!r} has a name that is no text")
+        raise ValueError(f"{str(place)!r} has a name that is no text")
 
 
 def _pack(target: Path, entries: Iterable[tuple[str, Path]], is_executable: bool) -> str:

@@ -28,11 +28,6 @@ _END, _GROUP = "$end$", "$group$"
 
 
 def compile_pattern(pattern: Stages) -> Automaton:
-    _check_names(pattern)
-    return _Compiler(pattern).compile()
-
-
-def _check_names(pattern: Stages) -> None:
     names = pattern.names
     for name in names:
         if names.count(name) > 1:
@@ -52,6 +47,7 @@ def _check_names(pattern: Stages) -> None:
             what_to_do="skip to one of the names outside groups",
             name=skipped_to,
         )
+    return _Compiler(pattern).compile()
 
 
 @dataclass(frozen=True, slots=True)

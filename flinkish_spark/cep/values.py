@@ -32,20 +32,17 @@ _TRUE, _FALSE = frozenset(("t", "true", "y", "yes", "1")), frozenset(("f", "fals
 _SIZES = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 
 
-class NoSuchValue(PatternError):
-    """An expression has no value: Spark raises an error in ANSI mode."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(
-            what, why=why, what_to_do="cast to a wider type, or leave such rows out by a CASE", value=what
-        )
+def _make_error(value: str, why: str) -> PatternError:
+    """Return the error of an expression that has no value; Spark raises one in ANSI mode."""
+    what_to_do = "cast to a wider type, or leave such rows out by a CASE"
+    return PatternError(value, why=why, what_to_do=what_to_do, value=value)
 
 
 def whole(bits: int, value: int) -> int:
     """Return the number, or raise if it does not fit into `bits` bits."""
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
-    raise NoSuchValue(f"{value} is computed", f"it does not fit into {_SIZES[bits]}")
+    raise _make_error(f"{value} is computed", f"it does not fit into {_SIZES[bits]}")
 
 
 def single(value: float) -> float:
@@ -63,7 +60,7 @@ def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
     fits = value.adjusted() < digits
     rounded = value.quantize(decimal.Decimal(1).scaleb(-scale), context=_EXACT) if fits else value
     if rounded and rounded.adjusted() >= digits - scale:
-        raise NoSuchValue(f"{value} is computed", f"it does not fit into DECIMAL({digits},{scale})")
+        raise _make_error(f"{value} is computed", f"it does not fit into DECIMAL({digits},{scale})")
     # Decimals have no negative zero.
     return rounded if rounded else rounded.copy_abs()
 
@@ -71,8 +68,8 @@ def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
 _PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
-def _make_division_error(one: Any, name: str) -> NoSuchValue:
-    return NoSuchValue(f"{one} {name} 0 is computed", "it is divided by zero")
+def _make_division_error(one: Any, name: str) -> PatternError:
+    return _make_error(f"{one} {name} 0 is computed", "it is divided by zero")
 
 
 def compute_wholes(name: str, bits: int, one: int, other: int) -> int:
@@ -143,13 +140,13 @@ def is_less(one: Any, other: Any) -> bool:
 
 def whole_of_number(bits: int, value: Any) -> int:
     if isinstance(value, float) and not math.isfinite(value):
-        raise NoSuchValue(f"{value} is cast", f"it does not fit into {_SIZES[bits]}")
+        raise _make_error(f"{value} is cast", f"it does not fit into {_SIZES[bits]}")
     return whole(bits, int(value))
 
 
 def whole_of_text(bits: int, text: str) -> int:
     if not _TEXT_OF_WHOLE.fullmatch(text.strip()):
-        raise NoSuchValue(f"{text!r} is cast to {_SIZES[bits]}", "it is no whole number")
+        raise _make_error(f"{text!r} is cast to {_SIZES[bits]}", "it is no whole number")
     return whole(bits, int(text))
 
 
@@ -158,7 +155,7 @@ def double_of_text(text: str) -> float:
     if stripped.lower() in _DOUBLES:
         return _DOUBLES[stripped.lower()]
     if not _TEXT_OF_DOUBLE.fullmatch(stripped):
-        raise NoSuchValue(f"{text!r} is cast to DOUBLE", "it is no number")
+        raise _make_error(f"{text!r} is cast to DOUBLE", "it is no number")
     return float(stripped.rstrip("fFdD"))
 
 
@@ -173,14 +170,14 @@ def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | 
 def decimal_of_text(digits: int, scale: int, text: str) -> decimal.Decimal:
     stripped = text.strip()
     if not _TEXT_OF_DOUBLE.fullmatch(stripped) or stripped[-1] in "fFdD":
-        raise NoSuchValue(f"{text!r} is cast to DECIMAL({digits},{scale})", "it is no number")
+        raise _make_error(f"{text!r} is cast to DECIMAL({digits},{scale})", "it is no number")
     return exact(digits, scale, decimal.Decimal(stripped))
 
 
 def boolean_of_text(text: str) -> bool:
     word = text.strip().lower()
     if word not in _TRUE | _FALSE:
-        raise NoSuchValue(f"{text!r} is cast to BOOLEAN", "it is neither true nor false")
+        raise _make_error(f"{text!r} is cast to BOOLEAN", "it is neither true nor false")
     return word in _TRUE
 
 

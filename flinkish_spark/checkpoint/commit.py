@@ -66,7 +66,15 @@ class Confirmation:
             return self._confirm(decision)
 
     def _confirm(self, decision: Decision) -> Receipt:
-        self._refuse_unknown_sinks(decision)
+        names = {c.sink for batch in decision.batches for c in batch.committables}
+        unknown = sorted(names - self._committers.keys())
+        if unknown:
+            raise JobDirError(
+                f"checkpoint {decision.checkpoint} holds decided data of sink '{unknown[0]}', "
+                "which this job does not have",
+                what_to_do="start the job once with that sink, then remove it",
+                uid=unknown[0],
+            )
         staged = decision.group_by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}
         # This order matters: readers may see what a sink does for a complete checkpoint, so that comes after
@@ -89,17 +97,6 @@ class Confirmation:
             self._job_dir.create_receipt(receipt)
         self._observer.on_step_end(Step.RECEIPT, str(decision.checkpoint))
         return receipt
-
-    def _refuse_unknown_sinks(self, decision: Decision) -> None:
-        names = {c.sink for batch in decision.batches for c in batch.committables}
-        unknown = sorted(names - self._committers.keys())
-        if unknown:
-            raise JobDirError(
-                f"checkpoint {decision.checkpoint} holds decided data of sink '{unknown[0]}', "
-                "which this job does not have",
-                what_to_do="start the job once with that sink, then remove it",
-                uid=unknown[0],
-            )
 
     def _commit_sink(
         self, decision: Decision, uid: str, pairs: list[tuple[StagedBatch, Committable]]

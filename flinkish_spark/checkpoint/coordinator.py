@@ -16,7 +16,13 @@ from flinkish_spark.checkpoint.decision_point import DeadCommittableError, Decis
 from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.checkpoint.statistics import StagedAges
 from flinkish_spark.core.clock import RunningThread, Threads
-from flinkish_spark.core.errors import CommittableLostError, EnvironmentFault, FencedError, StoreError
+from flinkish_spark.core.errors import (
+    CommittableLostError,
+    EnvironmentFault,
+    FencedError,
+    RetriableError,
+    StoreError,
+)
 from flinkish_spark.core.log_context import add_log_facts
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
@@ -124,13 +130,6 @@ FINAL_PAUSE_MS = 500
 LEAVES_WORK = frozenset(
     {Reason.DECLINED, Reason.BARRIERS_DO_NOT_ADD_UP, Reason.EXPIRED, Reason.DECISION_FAILED}
 )
-
-
-class TooManyCheckpointFailures(EnvironmentFault):
-    """More checkpoints in a row failed than the job tolerates; the restart strategy takes over."""
-
-    restartable = True
-    ends_when_repeated = True
 
 
 class StopWithSavepointError(EnvironmentFault):
@@ -438,7 +437,7 @@ class CheckpointCoordinator:
             # An outage as cause does not count as a repeated failure. A timeout may be one.
             is_late = effect.reason is Reason.EXPIRED
             cause = TimeoutError(effect.text) if is_late else self._declined_by
-            raise TooManyCheckpointFailures(
+            raise RetriableError(
                 f"checkpoint {checkpoint} failed, and more checkpoints in a row than the job tolerates",
                 why=f"{effect.reason.text}; {effect.text}",
                 what_to_do="see why checkpoints fail, or raise tolerable_failures",

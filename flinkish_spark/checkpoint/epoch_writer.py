@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.context import JobContext
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.staging import Staging
@@ -22,10 +23,6 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import StagedBatch
 
 _GATE_POLL_MS = 20
-
-
-class JobStopping(Exception):
-    """Ends a micro-batch while the job stops; expected, never reported."""
 
 
 class AdmissionGate:
@@ -57,7 +54,7 @@ class AdmissionGate:
         self._opened.set()
 
     def stop(self) -> None:
-        """Raise JobStopping in every waiting and later call of :meth:`enter`."""
+        """Raise JobInterruptedError in every waiting and later call of :meth:`enter`."""
         self._stopping.set()
 
     def enter(self, must_wait: Callable[[], bool]) -> None:
@@ -66,11 +63,11 @@ class AdmissionGate:
         self.raise_if_stopped()
 
     def raise_if_stopped(self) -> None:
-        """Raise JobStopping if the job stops, without the error that is being handled as its context."""
+        """Raise JobInterruptedError if the job stops, without the handled error as its context."""
         if self._stopping.is_set():
             # When Spark stops a query it searches the error's text for an interrupt, with a pattern that
             # needs several stack frames per character: a JVM's trace in the text would overflow the stack.
-            raise JobStopping from None
+            raise JobInterruptedError from None
 
 
 @dataclass(frozen=True)

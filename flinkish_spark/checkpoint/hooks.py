@@ -45,12 +45,6 @@ class HookError(EnvironmentFault):
     ends_when_repeated = True
 
 
-class HookBusyError(HookError):
-    """A master hook has not returned from an earlier call, and may never."""
-
-    ends_when_repeated = False
-
-
 #: The hooks of the jobs that run in this process.
 _CLAIMED: list[MasterHook] = []
 _CLAIM_LOCK = threading.Lock()
@@ -115,12 +109,13 @@ class MasterHooks:
 
     @contextmanager
     def _calling(self, what: str) -> Iterator[None]:
-        """Let one thread at a time call hooks; raise HookBusyError in a second one."""
+        """Let one thread at a time call hooks; raise HookError in a second one."""
         if not self._is_called.acquire(blocking=False):
             # A hook that hangs blocks its thread; the thread of a restart must not wait for it.
-            raise HookBusyError(
+            raise HookError(
                 f"a master hook has not returned from {self._called_for}",
                 what_to_do="repair the system that the hook calls",
+                ends_when_repeated=False,
             )
         self._called_for = what
         try:

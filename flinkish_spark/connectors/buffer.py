@@ -36,7 +36,7 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import EnvironmentFault, SchemaError, StoreError
+from flinkish_spark.core.errors import EnvironmentFault, SchemaError, StoreError, UnavailableError
 from flinkish_spark.core.store import CachedReads, ObjectMissing, make_directories, sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
@@ -49,10 +49,6 @@ from flinkish_spark.types.hints import parts_of
 #: checksum, so an incomplete file is never taken for a complete one.
 _NAME = re.compile(r"(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,9})-[0-9a-f]{16}\.arrow")
 _HEX = re.compile(r"[0-9a-f]{64}")
-
-
-class BufferFault(EnvironmentFault):
-    restartable = True
 
 
 class BufferedFileError(Exception):
@@ -262,10 +258,10 @@ class BufferFolder:
         try:
             yield
         except StoreError as error:
-            raise BufferFault(what, why=error.why or error.what, what_to_do=error.what_to_do) from error
+            raise UnavailableError(what, why=error.why or error.what, what_to_do=error.what_to_do) from error
         except OSError as error:
             to_do = "check that the job directory's disk is there, has room, and may be used by this user"
-            raise BufferFault.from_os_error(error, what, what_to_do=to_do) from error
+            raise UnavailableError.from_os_error(error, what, what_to_do=to_do) from error
 
 
 #: Checks rows in a task before their checkpoint is decided; raises an error for a row that must be refused.

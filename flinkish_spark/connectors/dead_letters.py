@@ -24,7 +24,7 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalError
+from flinkish_spark.core.errors import ConfigError, InternalError, RetriableError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
@@ -247,13 +247,6 @@ DEAD_LETTER_SCHEMA = T.StructType(
 )
 
 
-class DeadLettersDiffer(EnvironmentFault):
-    """The number of staged dead letters differs from that of refused records; the micro-batch runs again."""
-
-    restartable = True
-    ends_when_repeated = True
-
-
 @dataclass(frozen=True)
 class SinkWithDeadLetters(Sink):
     """A two-phase sink, and another sink for the records that it refuses.
@@ -360,7 +353,7 @@ class _Writer(SinkWriter):
             dead = self._dead.stage(replace(request, rows=rows, count_records=lambda: count))
         written = sum(task.rows for task in dead.tasks)
         if written != count:
-            raise DeadLettersDiffer(
+            raise RetriableError(
                 f"the sink '{self._uid}' refused {count} records, and {written} dead letters were staged",
                 why="a task was run again in between and refused other records",
                 what_to_do="make the sink refuse by the record alone",

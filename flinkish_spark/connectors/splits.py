@@ -34,9 +34,10 @@ from flinkish_spark.core.errors import (
     USER_FUNCTION_MARKER,
     ConfigError,
     CorruptObjectError,
-    EnvironmentFault,
     FlinkishError,
     InputLostError,
+    RetriableError,
+    UnavailableError,
     may_pass,
 )
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
@@ -136,17 +137,8 @@ def why_not_json(value: Offset) -> str:
 Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
 
 
-class SourceUnavailable(EnvironmentFault):
+class SourceUnavailable(UnavailableError):
     """A source cannot be reached now; the query is started again."""
-
-    usual_advice = "check that its system can be reached; the job tries again"
-    restartable = True
-
-
-class SourceFailure(SourceUnavailable):
-    """The system refuses a source's request, for example a missing file; repeated failures end the job."""
-
-    ends_when_repeated = True
 
 
 class SplitSource(Source):
@@ -857,7 +849,7 @@ def name_failures(uid: str, method: str) -> Iterator[None]:
     except OSError as error:
         # Either the source cannot be reached now, or its request is refused, which is counted. Spark passes
         # on only the name of the error's class.
-        raise (SourceUnavailable if may_pass(error) else SourceFailure)(
+        raise (SourceUnavailable if may_pass(error) else RetriableError)(
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:

@@ -47,6 +47,7 @@ from flinkish_spark.core.errors import (
     EnvironmentFault,
     FlinkishError,
     SchemaError,
+    UnavailableError,
     UserFunctionError,
 )
 from flinkish_spark.core.foreign_errors import describe_error
@@ -463,6 +464,8 @@ _T = TypeVar("_T")
 REPORT, REASON, RECORD = "report", "reason", "record"
 #: Longest reason in a dead letter; the text comes from the user's sink, and may quote the record.
 _MOST_REASON = 1_000
+#: What to do about a system that was unavailable.
+_RUNS_AGAIN = "check that the sink's system can be reached; the micro-batch runs again"
 TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
@@ -475,13 +478,6 @@ class Refusals(enum.Enum):
     DROP = "drop"
     #: Count them, and yield them with the reason.
     KEEP = "keep"
-
-
-class SinkUnavailable(EnvironmentFault):
-    """The system of a two-phase sink was unavailable; the micro-batch runs again."""
-
-    usual_advice = "check that the sink's system can be reached; the micro-batch runs again"
-    restartable = True
 
 
 @dataclass(frozen=True)
@@ -595,7 +591,7 @@ def translate_failures(sink: TwoPhaseCommitSink, uid: str, method: str) -> Itera
         raise to_bad_record_error(uid, refusal.reason) from refusal
     except sink.retry_on as error:
         text = f"{method}() of the sink '{uid}': {type(error).__name__}: {error}"
-        raise SinkUnavailable(_one_line(text)) from error
+        raise UnavailableError(_one_line(text), what_to_do=_RUNS_AGAIN) from error
     except USER_ERRORS as error:
         # Imported here since it imports pandas, which a successful task does not need.
         from flinkish_spark.worker.keyed_operator import OperatorError
@@ -733,7 +729,7 @@ class TwoPhaseCommitter(Committer):
         except FlinkishError:
             raise
         except self._sink.retry_on as error:
-            raise SinkUnavailable(f"{what}: {describe_error(error)}") from error
+            raise UnavailableError(f"{what}: {describe_error(error)}", what_to_do=_RUNS_AGAIN) from error
         except USER_ERRORS as error:
             raise RepeatableUserError(
                 f"{what} failed",

@@ -150,6 +150,20 @@ class AuthorizationError(EnvironmentFault):
     usual_advice = "give this principal the right by an ACL, and start the job again"
 
 
+class UnavailableError(EnvironmentFault):
+    """A system, a disk or a service is not available now; the job tries again."""
+
+    usual_advice = "check that its system can be reached; the job tries again"
+    restartable = True
+
+
+class RetriableError(EnvironmentFault):
+    """An attempt failed, and another one may succeed; the same failure again and again ends the job."""
+
+    restartable = True
+    ends_when_repeated = True
+
+
 class InputLostError(EnvironmentFault):
     """Input that the job still needs is gone: expired, or its topic was created again."""
 

@@ -311,7 +311,7 @@ class ReadOnlyBroadcastContext(Protocol):
     """Read access of the element side to broadcast states."""
 
     def get_broadcast_state(self, descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Return a broadcast state for reading; writing raises `ReadOnlyBroadcastStateError`."""
+        """Return a broadcast state for reading; writing raises `TypeError`."""
 
 
 class ReadOnlyContext(UnkeyedContext, ReadOnlyBroadcastContext, Protocol):

@@ -70,7 +70,16 @@ class Dependencies:
         what = f"the archive {archive_path!r:.200}"
         with self._local_copy(what, archive_path) as place:
             target = place.name if target_dir is None else target_dir
-            _check_folder_name(target)
+            if not isinstance(target, str) or not _FOLDER_NAME.fullmatch(target) or ".." in target:
+                raise unusable(
+                    "target_dir",
+                    target,
+                    wanted="the name of one folder, of letters, digits, dots, - and _",
+                    what_to_do='give a name like "model"; it is a folder among Spark\'s files',
+                )
+            if target.startswith(OWN_PREFIX):
+                what_to_do = f"give a name that does not begin with {OWN_PREFIX}"
+                raise unusable("target_dir", target, wanted="no name of ours", what_to_do=what_to_do)
             ship_archive(self._spark, what, place, target)
 
     def set_python_executable(self, python_exec: str) -> None:
@@ -107,19 +116,6 @@ def check_cached_name(name: str, taken: Iterable[str]) -> None:
             what_to_do="give one of them another name",
             name=name,
         )
-
-
-def _check_folder_name(target: object) -> None:
-    if not isinstance(target, str) or not _FOLDER_NAME.fullmatch(target) or ".." in target:
-        raise unusable(
-            "target_dir",
-            target,
-            wanted="the name of one folder, of letters, digits, dots, - and _",
-            what_to_do='give a name like "model"; it is a folder among Spark\'s files',
-        )
-    if target.startswith(OWN_PREFIX):
-        what_to_do = f"give a name that does not begin with {OWN_PREFIX}"
-        raise unusable("target_dir", target, wanted="no name of ours", what_to_do=what_to_do)
 
 
 def _program(text: str) -> str:

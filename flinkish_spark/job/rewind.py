@@ -61,10 +61,6 @@ class RewindError(UserError):
     """The job cannot be rewound to that checkpoint; nothing was changed."""
 
 
-class NotRestorableError(EnvironmentFault):
-    """A table could not be restored; the rewind stays open until it can be."""
-
-
 def order_rewind(
     job_dir: JobDir, pins: CheckpointPins, clock: Clock, target: CheckpointId, tables: Tables, reason: str
 ) -> RewindOrder:
@@ -204,7 +200,7 @@ class Rewinder:
             if answer.outcome.is_done:
                 return
             if answer.outcome is not Outcome.RETRY:
-                raise NotRestorableError(
+                raise EnvironmentFault(
                     f"sink '{uid}' cannot take back what was committed after checkpoint {target}",
                     why=answer.detail,
                     what_to_do="make it possible again and start the job: the rewind is finished then",

@@ -59,8 +59,9 @@ from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import (
     MAKE_DETERMINISTIC,
     CancellationTimedOut,
-    EnvironmentFault,
+    RetriableError,
     StoreError,
+    UnavailableError,
 )
 from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.job_dir import JobDir
@@ -105,12 +106,6 @@ LOG = logging.getLogger(__name__)
 Rows = UnionRows | WorkersRows
 
 
-class SettingsConflict(EnvironmentFault):
-    """Another thread changed a setting of the session during the query's start; the next start resets it."""
-
-    restartable = True
-
-
 def start_query(
     spark: SparkSession,
     job: PlannedJob,
@@ -132,20 +127,13 @@ def start_query(
         changed = SETTINGS.find_changed(spark, wanted)
     if changed:
         query.stop()
-        raise SettingsConflict(
+        raise UnavailableError(
             f"the setting {changed[0]} of the session was changed while the query started",
             why="Spark copies the settings of a session into a query when it starts",
             what_to_do="nothing; the query starts again with the settings that it needs",
             setting=changed[0],
         )
     return query
-
-
-class StagingMismatchError(EnvironmentFault):
-    """Two sinks received different rows of one micro-batch; it runs again."""
-
-    restartable = True
-    ends_when_repeated = True
 
 
 def run_in_order(works: Sequence[Callable[[], Any]]) -> list[Any]:
@@ -227,7 +215,19 @@ class SinkStaging:
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
         staged = self.stage_only(frame, batch, attempt, frozenset(self._writers))
-        self._check_digests(staged)
+        # Compare the digests of sinks that read the same stream; a transform makes another stream.
+        acks = {ack.sink: ack for ack in staged.acks}
+        plain = [sink for sink in self._sinks if sink.rows is not None]
+        for left, right in itertools.combinations(plain, 2):
+            one, other = acks[left.uid], acks[right.uid]
+            same = (one.rows, one.digest) == (other.rows, other.digest)
+            if left.rows == right.rows and not same:
+                raise RetriableError(
+                    f"in micro-batch {staged.batch} sink '{left.uid}' saw {one.rows} rows and "
+                    f"sink '{right.uid}' {other.rows}, or other ones",
+                    why="the micro-batch was evaluated twice with different results",
+                    what_to_do=MAKE_DETERMINISTIC,
+                )
         return staged
 
     def stage_only(
@@ -359,21 +359,6 @@ class SinkStaging:
     @staticmethod
     def _count_records(rows: DataFrame) -> int:
         return rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
-
-    def _check_digests(self, staged: StagedBatch) -> None:
-        """Compare the digests of sinks that read the same stream; a transform makes another stream."""
-        acks = {ack.sink: ack for ack in staged.acks}
-        plain = [sink for sink in self._sinks if sink.rows is not None]
-        for left, right in itertools.combinations(plain, 2):
-            one, other = acks[left.uid], acks[right.uid]
-            same = (one.rows, one.digest) == (other.rows, other.digest)
-            if left.rows == right.rows and not same:
-                raise StagingMismatchError(
-                    f"in micro-batch {staged.batch} sink '{left.uid}' saw {one.rows} rows and "
-                    f"sink '{right.uid}' {other.rows}, or other ones",
-                    why="the micro-batch was evaluated twice with different results",
-                    what_to_do=MAKE_DETERMINISTIC,
-                )
 
 
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):

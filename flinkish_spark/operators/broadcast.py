@@ -36,10 +36,6 @@ ElementProcessor = Callable[[Any, Any], Iterable[Any] | None]
 KeyedStateFunction = Callable[[Any, Any], None]
 
 
-class BroadcastElementError(ElementError):
-    """The function raised at a broadcast element; `at` is its position among the broadcast elements."""
-
-
 class _NoKey:
     """Placeholder for the current key; using it for a lookup raises."""
 
@@ -170,7 +166,8 @@ class BroadcastSide:
         try:
             return self.context.process_sides(self._process_one, sides, progress)
         except ElementError as failed:
-            raise BroadcastElementError(failed.at, failed.is_before, failed.error) from failed.error
+            failed.is_broadcast = True
+            raise failed from failed.error
 
     def _process_one(self, value: Any, context: BroadcastSideContext) -> Iterable[Any]:
         rows = list(map(copy_if_mutable, elements_of(self._process(value, context) or ())))

@@ -168,6 +168,8 @@ class ElementError(Exception):
     def __init__(self, at: int, is_before: bool, error: BaseException) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
         self.at, self.is_before, self.error = at, is_before, error
+        #: Whether `at` counts broadcast elements.
+        self.is_broadcast = False
 
 
 class TimerError(Exception):

@@ -439,7 +439,7 @@ def check_chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
     for chain, sinks in job.chains.items():
         try:
             begin_chain(chain, sinks, savepoint.chains, job.positionable)
-        except PositionMismatchError as error:
+        except ValueError as error:
             problems.append(Problem(Misfit.CHAINS_JOINED, chain.name, str(error)))
         if chain not in [saved.chain for saved in savepoint.chains]:
             # The readers would wait for ever, since the source does not run again.
@@ -448,10 +448,6 @@ def check_chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
                 Problem(Misfit.FINISHED_CHANGED, uid, detail) for uid in sorted(chain.sources & finished)
             ]
     return problems
-
-
-class PositionMismatchError(ValueError):
-    """One part of a chain has read records that another part has not."""
 
 
 def begin_chain(
@@ -471,7 +467,7 @@ def begin_chain(
     for name, position in begins.items():
         own = [one for one in saved if one.readers & readers]
         if any(found != position for one in own for found in _find_saved_positions(one, name)):
-            raise PositionMismatchError(f"the sinks of '{chain.name}' have read up to another position")
+            raise ValueError(f"the sinks of '{chain.name}' have read up to another position")
     anchor = _find_anchor(chain, readers, saved)
     states = {}
     for operator in chain.operators:
@@ -479,7 +475,7 @@ def begin_chain(
         if anchor is not None and having:
             fitting = [one for one in having if one == anchor or _has_positions(one, places, anchor)]
             if not fitting:
-                raise PositionMismatchError(f"'{operator}' and '{anchor.chain.name}' had different positions")
+                raise ValueError(f"'{operator}' and '{anchor.chain.name}' had different positions")
             states[operator] = (anchor if anchor in fitting else fitting[0]).chain.name
     return SeededChain(chain, _leave_out_none(begins), states)
 

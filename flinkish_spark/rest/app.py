@@ -35,7 +35,7 @@ from flinkish_spark.rest import flink_views as flink
 from flinkish_spark.rest import flinkish_views as ours
 from flinkish_spark.rest.access import Access, Guard, errors
 from flinkish_spark.rest.jobs import JobsInPlaces
-from flinkish_spark.rest.operations import OperationError, Operations, RequestError
+from flinkish_spark.rest.operations import Operations, RequestError
 
 LOG = logging.getLogger(__name__)
 
@@ -437,7 +437,7 @@ def _ask_job(job: StoredJob, kind: RequestKind, target: str = "", mode: StopMode
     patience = RequestTimeouts.from_seconds(_ANSWERED_WITHIN_S, _TAKEN_WITHIN_MS)
     reply = ask_until_interrupted(job, kind, patience, target=target, stop_mode=mode)
     if reply.kind is not ReplyKind.COMPLETED:
-        raise OperationError(describe(reply))
+        raise RequestError(409, describe(reply))
     return reply
 
 
@@ -457,7 +457,7 @@ def _rewind_and_wait(snapshot: JobSnapshot, target: CheckpointId, tables: Tables
     if status is None:
         return waits
     if not status.state.is_closed:
-        raise OperationError(f"ordered, and not done yet: {describe(reply)}; the order stays")
+        raise RequestError(409, f"ordered, and not done yet: {describe(reply)}; the order stays")
     return {
         "outcome": status.state.value,
         "text": status.text,

@@ -24,10 +24,6 @@ _MOST_KEPT, _MOST_RUNNING = 1_000, 32
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
-class OperationError(Exception):
-    """The operation failed; the text has the reason."""
-
-
 class RequestError(Exception):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -91,7 +87,7 @@ class Operations:
     def _run(operation: Operation, work: Callable[[], dict[str, Any]]) -> None:
         try:
             operation.result = work()
-        except (OperationError, FlinkishError) as error:
+        except (RequestError, FlinkishError) as error:
             operation.failure = str(error)
         except Exception as error:
             LOG.exception("an operation of the REST server failed")

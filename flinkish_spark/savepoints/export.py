@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
@@ -26,7 +27,6 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
-from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
 from flinkish_spark.state.key_group import describe_group, inline_base, unbundle_groups
@@ -90,7 +90,7 @@ def export_state(
     numbers = operator_numbers(decision.commits_text)
     planned = tuple(dict.fromkeys(one.number for one in layout.states))
     if numbers != planned:
-        raise SavepointError(
+        raise EnvironmentFault(
             "the state in Spark's checkpoint does not match the plan",
             why=f"it has the operators {numbers}, and the plan has {planned}",
             what_to_do="keep the job directory and report this",
@@ -116,7 +116,7 @@ def export_state(
             values = frame.select(F.col(f"key.{ROUTE}"), F.col("value.groupState.value"))
             rows = values.mapInArrow(write, REPORT).collect()
         except Exception as error:
-            raise SavepointError(
+            raise EnvironmentFault(
                 f"the state of checkpoint {decision.checkpoint} cannot be read from Spark's checkpoint",
                 why=describe_error(error),
                 what_to_do="take another savepoint; the job is not affected"

@@ -54,18 +54,10 @@ class SavepointNotFoundError(UserError):
     """There is no finished savepoint at the path."""
 
 
-class SavepointMisfit(UserError):
-    """The savepoint does not fit the job; `problems` has every reason."""
-
-
 class SavepointDamagedError(CorruptObjectError):
     """A file of the savepoint is missing, torn or altered."""
 
     usual_advice = "copy the savepoint anew, or take another one"
-
-
-class SavepointError(EnvironmentFault):
-    """The state could not be exported; the job and its checkpoints are not affected."""
 
 
 class CheckpointNotRetainedError(UserError):
@@ -186,7 +178,7 @@ class SavepointDir:
             return None
         is_other = bool(timeline and known.timeline and timeline != known.timeline)
         if is_other or (known.job_uuid, known.checkpoint) != (job, checkpoint):
-            raise SavepointError(
+            raise EnvironmentFault(
                 f"there is another savepoint at {self.shown}",
                 why=f"it is checkpoint {known.checkpoint} of "
                 + ("a copy of this job's directory" if is_other else f"job '{known.job}'"),
@@ -210,14 +202,14 @@ class SavepointDir:
         if strange:
             raise self._to_not_empty_error(strange.relative_to(self.path))
         if is_claimed:
-            raise SavepointError(
+            raise EnvironmentFault(
                 f"the directory {self.shown} holds {CLAIM_KEY}",
                 why="a job owned the savepoint that was here, and may not be done with deleting it",
                 what_to_do="export to a directory of its own, or delete this one if that job is gone",
             )
 
-    def _to_not_empty_error(self, strange: object) -> SavepointError:
-        return SavepointError(
+    def _to_not_empty_error(self, strange: object) -> EnvironmentFault:
+        return EnvironmentFault(
             f"the directory {self.shown} is not empty",
             why=f"it holds {strange}, which is no part of a savepoint",
             what_to_do="export to a directory of its own",
@@ -513,10 +505,10 @@ def _try_to_write(path: Path) -> None:
         probe.unlink(missing_ok=True)
 
 
-def _to_target_error(target: str, why: str, what_to_do: str) -> SavepointError:
+def _to_target_error(target: str, why: str, what_to_do: str) -> EnvironmentFault:
     # The target may be any text: quoted and shortened.
     shown = repr(target if len(target) <= 200 else f"{target[:200]}...")
-    return SavepointError(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
+    return EnvironmentFault(f"no savepoint can be written to {shown}", why=why, what_to_do=what_to_do)
 
 
 @dataclass(frozen=True)

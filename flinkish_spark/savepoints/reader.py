@@ -27,7 +27,13 @@ from flinkish_spark.bridge.session import move_to_session
 from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names, correct_schema_paths
-from flinkish_spark.core.errors import ConfigError, CorruptObjectError, StoreError
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    StoreError,
+    UserError,
+)
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.forks import skip_in_children
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
@@ -71,8 +77,6 @@ from flinkish_spark.savepoints.files import (
     METADATA_KEY,
     CheckpointNotRetainedError,
     SavepointDamagedError,
-    SavepointError,
-    SavepointMisfit,
     compare_places,
     place_of,
     savepoint_at,
@@ -263,7 +267,7 @@ class StoredState:
             found = self.rows.mapInArrow(FindSections(self.values), FOUND).collect()
         except Exception as error:
             is_damaged = any(name in str(error) for name in _DAMAGE)
-            raise (SavepointDamagedError if is_damaged else SavepointError)(
+            raise (SavepointDamagedError if is_damaged else EnvironmentFault)(
                 f"the state of '{self.uid}' in {self.place} cannot be read",
                 why=describe_error(error),
                 what_to_do="read another savepoint or checkpoint; nothing was changed",
@@ -277,7 +281,7 @@ class StoredState:
         sections = self.sections()
         for prefix, reader in _WITHOUT_KEYS.items():
             if prefix + name in sections and STATE_SECTION + name not in sections:
-                raise SavepointMisfit(
+                raise UserError(
                     f"the state '{name}' of '{self.uid}' in {self.place} belongs to no key",
                     what_to_do=f"use {reader}()",
                 )
@@ -303,8 +307,8 @@ class StoredState:
         columns = [T.StructField(one.name, spark_type(one.type)) for one in schema]
         return prefix + name, schema, T.StructType(columns)
 
-    def _to_no_common_error(self, name: str, who: str, error: StateMismatch) -> SavepointMisfit:
-        return SavepointMisfit(
+    def _to_no_common_error(self, name: str, who: str, error: StateMismatch) -> UserError:
+        return UserError(
             f"the state '{name}' of '{self.uid}' in {self.place} has no common columns",
             why=str(error),
             what_to_do=f"let the job write the state of all {who} with its present declaration, then read it",
@@ -378,16 +382,16 @@ def _choose_chain(uid: str, chain: str | None, there: Iterable[str]) -> str | No
     if chain is not None and chain not in known:
         raise _to_missing_error("the savepoint", f"chain of '{uid}'", chain, known)
     if chain is None and len(known) > 1:
-        raise SavepointMisfit(
+        raise UserError(
             f"operator '{uid}' has state in several chains",
             what_to_do=f"say which: chain={' or '.join(repr(one) for one in known)}",
         )
     return chain or next(iter(known), None)
 
 
-def _to_missing_error(place: str, what: str, name: str, there: Iterable[str]) -> SavepointMisfit:
+def _to_missing_error(place: str, what: str, name: str, there: Iterable[str]) -> UserError:
     known = ", ".join(sorted(there)) or "none"
-    return SavepointMisfit(f"{place} has no {what} '{name}'", what_to_do=f"choose from: {known}")
+    return UserError(f"{place} has no {what} '{name}'", what_to_do=f"choose from: {known}")
 
 
 # -- checkpoints ------------------------------------------------------------------------------------
@@ -437,7 +441,7 @@ def _load_with_spark(
         return move_to_session(state.load(view.hadoop_url), spark)
     except Exception as error:
         checkpoint = retained.manifest.checkpoint
-        raise SavepointError(
+        raise EnvironmentFault(
             f"Spark cannot read the state of checkpoint {checkpoint} of {retained.place.url}",
             why=describe_error(error),
             what_to_do="run the Spark version that wrote it; the job is not affected",
@@ -517,7 +521,7 @@ def read_state(
         The savepoint is not there, or not whole.
     CheckpointNotRetainedError
         The job directory does not have the checkpoint any more; lists those that it has.
-    SavepointMisfit
+    UserError
         There is no such operator, state or chain; lists those that exist.
 
     Examples
@@ -565,7 +569,7 @@ def read_native_state(
     ------
     CheckpointNotRetainedError
         The job directory does not have the checkpoint any more; lists those that it has.
-    SavepointMisfit
+    UserError
         There is no such operator; lists those that exist.
 
     Examples
@@ -611,7 +615,7 @@ def read_timers(
     sections = stored.sections()
     keyed = {one: schemas for one, schemas in sections.items() if one.startswith((STATE_SECTION, TIMERS))}
     if not keyed:
-        raise SavepointMisfit(
+        raise UserError(
             f"operator '{uid}' of {stored.place} has no keyed state",
             what_to_do="choose another operator",
         )

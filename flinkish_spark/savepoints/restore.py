@@ -43,7 +43,6 @@ from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (
     RestoreSettings,
     SavepointDir,
-    SavepointMisfit,
     SavepointNotFoundError,
     savepoint_at,
 )
@@ -205,7 +204,7 @@ class Restore:
         if report.problems:
             first, *_ = report.problems
             reasons = "; ".join(f"{p.subject}: {p.misfit.value} ({p.detail})" for p in report.problems)
-            raise SavepointMisfit(
+            raise UserError(
                 f"the savepoint {settings.place.url} does not fit this job: {reasons}",
                 what_to_do=_ADVICE[first.misfit],
                 problems=tuple(report.problems),

@@ -14,6 +14,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, raise_config_errors
 from flinkish_spark.planning.declare import check_max_parallelism
@@ -27,14 +28,7 @@ from flinkish_spark.savepoints.bootstrap import (
     bootstrap_function,
 )
 from flinkish_spark.savepoints.export import make_durable
-from flinkish_spark.savepoints.files import (
-    BootstrapError,
-    SavepointError,
-    check_apart,
-    check_target,
-    place_of,
-    savepoint_at,
-)
+from flinkish_spark.savepoints.files import BootstrapError, check_apart, check_target, place_of, savepoint_at
 from flinkish_spark.savepoints.writer_jobs import WriteTarget, check_key_types, write_operator
 from flinkish_spark.savepoints.writer_plan import (
     EditRows,
@@ -313,7 +307,7 @@ class SavepointWriter:
 
         Raises
         ------
-        SavepointError
+        EnvironmentFault
             The place cannot be used, or Spark failed.
         BootstrapError, UserFunctionError
             The rows do not fit together, or the function failed.
@@ -346,7 +340,7 @@ class SavepointWriter:
         # The savepoint exists from here on.
         found = savepoint_at(place).finish(metadata)
         if found.savepoint != metadata.savepoint:
-            raise SavepointError(
+            raise EnvironmentFault(
                 f"another savepoint was written to {place.url} meanwhile",
                 what_to_do="give another directory",
             )

@@ -14,17 +14,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.core.errors import USER_FUNCTION_MARKER, FlinkishError, SchemaError, UserFunctionError
+from flinkish_spark.core.errors import (
+    USER_FUNCTION_MARKER,
+    EnvironmentFault,
+    FlinkishError,
+    SchemaError,
+    UserFunctionError,
+)
 from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.savepoints import OperatorState, StateFile
-from flinkish_spark.savepoints.files import (
-    BootstrapError,
-    SavepointDamagedError,
-    SavepointDir,
-    SavepointError,
-)
+from flinkish_spark.savepoints.files import BootstrapError, SavepointDamagedError, SavepointDir
 from flinkish_spark.savepoints.group_edits import (
     KEY_GROUP,
     PACKED,
@@ -230,7 +231,7 @@ def _failure(uid: str, error: Exception) -> FlinkishError:
                 why=says[:1_500],
                 what_to_do="correct the input and write again; no savepoint was written",
             )
-    return SavepointError(
+    return EnvironmentFault(
         f"the state of '{uid}' cannot be written",
         why=describe_error(error),
         what_to_do="write again; no savepoint was written",

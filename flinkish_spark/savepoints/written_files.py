@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as T
 
+from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.savepoints import StateFile, check_groups, state_path
-from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.state.savepoint_files import StateFileWriter, new_state_file
 
 #: The report of a task about the file that it has written, as JSON.
@@ -61,7 +61,7 @@ def read_reports(rows: Iterable[Any], uid: str, chain: str, groups: int) -> Writ
     try:
         check_groups(uid, groups, [group for one in reports for group in one["groups"] if group >= 0])
     except ValueError as error:
-        raise SavepointError(
+        raise EnvironmentFault(
             f"the state of '{uid}' was not written correctly",
             why=str(error),
             what_to_do="keep the checkpoint or savepoint that it was read from, and report this",

@@ -16,7 +16,7 @@ from flinkish_spark.core.iterators import elements_of, pairs_of
 from flinkish_spark.core.validation import instance_of
 from flinkish_spark.state import codec
 from flinkish_spark.state.descriptors import MapStateDescriptor, find_maker, set_fields, state_type
-from flinkish_spark.state.evolution import misfit
+from flinkish_spark.state.evolution import StateMismatch, misfit
 from flinkish_spark.state.states import MapKeys
 from flinkish_spark.state.tables import PutValues, may_change, naming_of
 from flinkish_spark.types.arrow_types import arrow_type
@@ -24,10 +24,6 @@ from flinkish_spark.types.ddl import is_field_list, parse_ddl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array
 from flinkish_spark.types.to_python import copy_if_mutable, to_values
-
-
-class OperatorValueMismatch(ValueError):
-    """The stored state belongs to another operator or declaration."""
 
 
 def pack_tables(uid: str, kind: str, tables: Mapping[str, pa.RecordBatch]) -> bytes:
@@ -48,13 +44,13 @@ def unpack_tables(
     stored.pop(codec.OWNER, None)
     for fact, declared in (("uid", uid), ("kind", kind)):
         if owner.get(fact, declared) != declared:
-            raise OperatorValueMismatch(
+            raise StateMismatch(
                 f"the {kind} belongs to operator {owner.get('uid')!r} as {owner.get('kind')!r}, "
                 f"not to {uid!r}"
             )
     unknown = sorted(stored.keys() - {f"state/{name}" for name in schemas})
     if unknown:
-        raise OperatorValueMismatch(f"the stored {kind} {unknown[0][6:]!r} is no longer declared, or damaged")
+        raise StateMismatch(f"the stored {kind} {unknown[0][6:]!r} is no longer declared, or damaged")
     return {
         name: _read(f"{kind} {name!r}", schema, stored[f"state/{name}"])
         for name, schema in schemas.items()
@@ -88,18 +84,18 @@ def _read(what: str, schema: pa.Schema, payload: memoryview) -> pa.RecordBatch:
     table = codec.read_table(what, payload)
     stored, declared = codec.read_kind(table.schema), codec.read_kind(schema)
     if stored and stored != declared:
-        raise OperatorValueMismatch(
+        raise StateMismatch(
             f"{what} is stored as {stored} and declared as {declared}, so its items would go to other "
             "copies; give it another name"
         )
     if table.schema.equals(schema):
         return table
     if table.schema.names != schema.names:
-        raise OperatorValueMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
+        raise StateMismatch(f"{what} has the columns {', '.join(table.schema.names)}; it is damaged")
     # Other fields, or wider types, as in keyed state.
     for field, own in zip(schema, table.schema, strict=True):
         if wrong := misfit(own.type, field.type, (field.name,)):
-            raise OperatorValueMismatch(f"{what}: {wrong}")
+            raise StateMismatch(f"{what}: {wrong}")
     return table.cast(schema)
 
 
@@ -203,7 +199,7 @@ class OperatorLists:
     def declare(self, descriptor: OperatorListDescriptor) -> OperatorListState:
         name = descriptor.name
         if name in self._descriptors:
-            raise OperatorValueMismatch(f"the operator list state '{name}' is declared twice")
+            raise StateMismatch(f"the operator list state '{name}' is declared twice")
         self._descriptors[name] = descriptor
         self._states[name] = OperatorListState((), descriptor.element_type)
         return self._states[name]
@@ -218,7 +214,7 @@ class OperatorLists:
 
     def state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
         if self._descriptors.get(descriptor.name) != descriptor:
-            raise OperatorValueMismatch(f"there is no {LIST_KIND} '{descriptor.name}' as {descriptor}")
+            raise StateMismatch(f"there is no {LIST_KIND} '{descriptor.name}' as {descriptor}")
         return self._states[descriptor.name]
 
     @property
@@ -267,10 +263,6 @@ V = TypeVar("V")
 
 #: Kind of a stored value.
 BROADCAST_KIND = "broadcast state"
-
-
-class ReadOnlyBroadcastStateError(TypeError):
-    """The element side of a broadcast function tried to write broadcast state."""
 
 
 class _Entries(Mapping[K, V]):
@@ -357,7 +349,7 @@ class ReadOnlyBroadcastState(_Entries[K, V], Generic[K, V]):
         return own
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ReadOnlyBroadcastStateError(
+        raise TypeError(
             f"the broadcast state '{self._name}' can be written in process_broadcast_element() only: every "
             "partition has a copy of it, and the copies must stay equal"
         )
@@ -374,7 +366,7 @@ class BroadcastTables:
         self._schemas: dict[str, pa.Schema] = {}
         for one in descriptors:
             if one.ttl is not None:
-                raise OperatorValueMismatch(f"the broadcast state '{one.name}' cannot have a time to live")
+                raise StateMismatch(f"the broadcast state '{one.name}' cannot have a time to live")
             kinds = [arrow_type(parse_ddl(ddl)) for ddl in (one.key_type, one.value_type)]
             self._schemas[one.name] = pa.schema(list(zip(("key", "value"), kinds, strict=True)))
         stored = unpack_tables(uid, BROADCAST_KIND, self._schemas, value)
@@ -426,7 +418,7 @@ def _check_known(descriptor: MapStateDescriptor, states: Mapping[str, Any]) -> s
     what_to_do = "give a descriptor that was given to broadcast()"
     instance_of("descriptor", descriptor, MapStateDescriptor, what_to_do=what_to_do)
     if descriptor.name not in states:
-        raise OperatorValueMismatch(
+        raise StateMismatch(
             f"there is no broadcast state '{descriptor.name}'; give its descriptor to broadcast(). "
             f"Known: {', '.join(sorted(states)) or 'none'}"
         )

@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from flinkish_spark.state.codec import FrameError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
@@ -50,10 +51,6 @@ PACKED = T.StructType([T.StructField(C.ROUTE, T.IntegerType()), *CONTROL, _BLOCK
 EMITTED = T.StructType([T.StructField(C.SIDE, T.IntegerType()), *CONTROL, _BLOCK])
 
 
-class BlockError(ValueError):
-    """A block does not match its schema."""
-
-
 def make_block_schema(fields: Iterable[T.StructField], *, with_times: bool) -> pa.Schema:
     return arrow_schema([T.StructField(C.TIME, T.LongType()), *fields] if with_times else fields)
 
@@ -72,7 +69,7 @@ def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.R
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(block), schema)
     except (pa.ArrowInvalid, OSError) as error:
-        raise BlockError(f"a block of rows cannot be read: {error}") from error
+        raise FrameError(f"a block of rows cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,8 @@ from flinkish_spark.state.base_files import BaseFiles, BaseObjects, Bases, Mappe
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundle_groups
-from flinkish_spark.state.operator_state import OperatorValueMismatch
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.blocks import BlockError, BlockRow, GroupRows, sort_blocks, to_block, to_frame
+from flinkish_spark.transport.blocks import BlockRow, GroupRows, sort_blocks, to_block, to_frame
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.routing import place_of
 from flinkish_spark.types.rows import OutputError
@@ -230,7 +229,7 @@ class KeyedOperator:
             if entries.is_changed:
                 policy = NO_BASE if isinstance(bases, NoBases) else self.spec.base_policy
                 state.update((entries.dump(bundle, policy, progress.processing_time_ms),))
-        except (*_STATE_FAULTS, BlockError) as error:
+        except _STATE_FAULTS as error:
             raise OperatorError(f"{STATE_MARKER} operator '{spec.uid}': {error}") from error
         record = int(C.Kind.RECORD)
         emitted = [BlockRow(record, 0, bundle, one.first, to_block(one.rows), one.side) for one in out]
@@ -272,7 +271,7 @@ class KeyedOperator:
             inputs = self._unpack_inputs(arrived.select_kind(C.Kind.RECORD))
             progress = self._micro_batch().progress(self.spec.uid)
             done = self._call_function(side, inputs, lambda: side.begin(stored, inputs, progress))
-        except (*_STATE_FAULTS, OperatorValueMismatch, BlockError) as error:
+        except _STATE_FAULTS as error:
             raise OperatorError(f"{STATE_MARKER} operator '{self.spec.uid}': {error}") from error
         value = done.value if done.value is not None else (stored if seeds else None)
         if value is not None:
@@ -336,7 +335,7 @@ class KeyedOperator:
             raise self._make_error(f"the function {error}") from error
         except StateValueError as error:
             raise self._make_error(str(error)) from error
-        except (*_STATE_FAULTS, OperatorValueMismatch, InternalError):
+        except (*_STATE_FAULTS, InternalError):
             raise
         except USER_ERRORS as error:
             raise self._make_error(describe_raised(error)) from error

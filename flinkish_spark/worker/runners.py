@@ -14,7 +14,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import Progress
 from flinkish_spark.core.errors import InternalError
-from flinkish_spark.operators.broadcast import BroadcastElementError
 from flinkish_spark.operators.process import (
     Check,
     ElementError,
@@ -130,8 +129,7 @@ class PartitionSide(ABC):
 
     def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
         """Return the input of the element at which the function failed, and its row there."""
-        is_broadcast = isinstance(failure, BroadcastElementError)
-        way = Distribution.BROADCAST if is_broadcast else Distribution.BY_CHANNEL
+        way = Distribution.BROADCAST if failure.is_broadcast else Distribution.BY_CHANNEL
         shape = self.shape
         own = [one if of.distribution is way else None for one, of in zip(inputs, shape.inputs, strict=True)]
         return find_element_row(shape, own, failure)

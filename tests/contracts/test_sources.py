@@ -31,11 +31,10 @@ from flinkish_spark import (
     ValueStateDescriptor,
 )
 from flinkish_spark.contracts.source import Source
-from flinkish_spark.core.errors import InputLostError
+from flinkish_spark.core.errors import InputLostError, UserError
 from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.latency import LatencyGranularity
 from flinkish_spark.protocol.savepoints import Misfit, SavepointMetadata
-from flinkish_spark.savepoints.files import SavepointMisfit
 from flinkish_spark.sources import (
     CollectionSource,
     DataGeneratorSource,
@@ -323,7 +322,7 @@ def test_a_source_of_ones_own_is_told_what_is_committed(run: Run, phase: str) ->
 
 @pytest.mark.parametrize("source", BEGINNING_ANEW)
 def test_a_restore_of_a_reader_of_sparks_own_wants_trust(run: Run, source: str) -> None:
-    assert isinstance(run.restored_at_once, SavepointMisfit)
+    assert isinstance(run.restored_at_once, UserError)
     problems = {problem.subject: problem.misfit for problem in run.restored_at_once.facts["problems"]}
     assert problems == dict.fromkeys(BEGINNING_ANEW, Misfit.NOT_POSITIONABLE)
     assert source in problems

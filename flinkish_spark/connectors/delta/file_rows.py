@@ -93,7 +93,13 @@ class FileRows:
             }
             # The log's partition value counts, also if the file has a column of that name.
             there = [name for name in schema.names if name in known and name not in file.partition]
-            _refuse_other_case(set(schema.names) - file.partition.keys(), list(known))
+            # Raise ValueError if a column that the file seems to lack is in it under another case.
+            names = set(schema.names) - file.partition.keys()
+            in_file = list(known)
+            lowered = {name.lower(): name for name in in_file}
+            for name in sorted(names.difference(in_file)):
+                if name.lower() in lowered:
+                    raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
             footer, begin, end = content.metadata, file.part.begin, file.part.end
             groups = [footer.row_group(at).num_rows for at in range(footer.num_row_groups)]
             wanted, place = _select_rows(file, sum(groups[begin:end])), 0
@@ -182,14 +188,6 @@ def _rename_fields(kind: pa.DataType, wanted: Any, *, is_by_id: bool) -> pa.Data
         type_of = own.type if one is None else _rename_fields(own.type, one["type"], is_by_id=is_by_id)
         fields.append(pa.field(named, type_of, own.nullable))
     return pa.struct(fields)
-
-
-def _refuse_other_case(names: set[str], in_file: Sequence[str]) -> None:
-    """Raise ValueError if a column that the file seems to lack is in it under another case."""
-    lowered = {name.lower(): name for name in in_file}
-    for name in sorted(names.difference(in_file)):
-        if name.lower() in lowered:
-            raise ValueError(f"the column {name!r} of the table is {lowered[name.lower()]!r} in it")
 
 
 def _add_missing_fields(column: pa.Array, named: pa.DataType, kind: pa.DataType) -> pa.Array:

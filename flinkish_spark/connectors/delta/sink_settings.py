@@ -72,26 +72,22 @@ class DeltaSinkSettings:
                 f"mode is {self.mode!r}",
                 what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
             )
-        _check_options(self.options)
+        for name in self.options:
+            what, why, what_to_do = "cannot be used", "", ""
+            if name.lower() in _SCHEMA_OPTIONS:
+                why = "a commit's changes of the schema must be known when its rows are staged"
+                what_to_do = "use schema_evolution or mode, or ALTER TABLE while the job is stopped"
+            elif name.lower() in _OWN_OPTIONS:
+                why = "the sink marks its commits with it, and exactly-once depends on that"
+                what_to_do = "leave it out"
+            elif name.lower() not in map(str.lower, _KNOWN_OPTIONS):
+                what = "is not known"
+                why = "a writer would silently ignore it, or rows would not count as changes"
+                what_to_do = f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE"
+            if why:
+                raise ConfigError(f"the Delta option '{name}' {what}", why=why, what_to_do=what_to_do)
+        file_options(self.options)
         check_path("the Delta path", self.path)
-
-
-def _check_options(options: Mapping[str, str]) -> None:
-    for name in options:
-        what, why, what_to_do = "cannot be used", "", ""
-        if name.lower() in _SCHEMA_OPTIONS:
-            why = "a commit's changes of the schema must be known when its rows are staged"
-            what_to_do = "use schema_evolution or mode, or ALTER TABLE while the job is stopped"
-        elif name.lower() in _OWN_OPTIONS:
-            why = "the sink marks its commits with it, and exactly-once depends on that"
-            what_to_do = "leave it out"
-        elif name.lower() not in map(str.lower, _KNOWN_OPTIONS):
-            what = "is not known"
-            why = "a writer would silently ignore it, or rows would not count as changes"
-            what_to_do = f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE"
-        if why:
-            raise ConfigError(f"the Delta option '{name}' {what}", why=why, what_to_do=what_to_do)
-    file_options(options)
 
 
 def file_options(options: Mapping[str, str]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flinkish_spark.connectors.files.buckets import BucketAssigner, values_of
-from flinkish_spark.connectors.files.disk import HIDDEN, Disk, FileCommitError, PartName, SinkFiles
+from flinkish_spark.connectors.files.disk import HIDDEN, Disk, PartName, SinkFiles
 from flinkish_spark.connectors.files.ledger import (
     CommittedChunks,
     Entry,
@@ -52,7 +52,7 @@ from flinkish_spark.connectors.files.rolling import (
 )
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
-from flinkish_spark.core.errors import EnvironmentFault, InternalError
+from flinkish_spark.core.errors import EnvironmentFault, InternalError, UnavailableError
 from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.store import LocalStore, SealedObjects
 from flinkish_spark.protocol.envelope import seal
@@ -212,13 +212,13 @@ def _ask_watermark(
     try:
         found = watermark(completed)
     except Exception as error:
-        raise FileCommitError(
+        raise UnavailableError(
             f"the watermark of PartitionTime: {describe_error(error)}",
             what_to_do="correct the function; it is called again at the next checkpoint",
         ) from error
     if found is None or (isinstance(found, int) and not isinstance(found, bool)):
         return found
-    raise FileCommitError(
+    raise UnavailableError(
         f"the watermark of PartitionTime is {found!r}", what_to_do="return milliseconds since 1970, or None"
     )
 
@@ -420,7 +420,7 @@ class FileCommitter(Committer):
             except Exception as error:
                 if is_gateway_gone(error):
                     raise
-                raise FileCommitError(
+                raise UnavailableError(
                     f"{type(policy).__name__} of partition {partition.bucket}: {describe_error(error)}",
                     what_to_do="correct the policy; it is called again",
                 ) from error
@@ -566,7 +566,7 @@ def _unavailable(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         what_to_do = "check the disk; the job tries again"
-        raise FileCommitError.from_os_error(error, f"{what} failed", what_to_do=what_to_do) from error
+        raise UnavailableError.from_os_error(error, f"{what} failed", what_to_do=what_to_do) from error
 
 
 def _answer_of(act: Callable[[], CommitAnswer]) -> CommitAnswer:

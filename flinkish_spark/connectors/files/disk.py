@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store import make_directories, sync_directory
 from flinkish_spark.protocol.ids import JobUuid
 
@@ -91,12 +90,6 @@ class Disk:
 #: Folder of the hidden files of all sinks of a target; Spark and Hive skip names that begin with "_".
 #: On the same file system as the target, so that finishing a file is a rename.
 HIDDEN = "_flinkish"
-
-
-class FileCommitError(EnvironmentFault):
-    """Files, or their partitions, cannot be committed now; the sink tries again."""
-
-    restartable = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, ClassVar
 
 from flinkish_spark.connectors.files import output_formats as formats
-from flinkish_spark.connectors.files.disk import Disk, FileCommitError, bucket_of
+from flinkish_spark.connectors.files.disk import Disk, bucket_of
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.writer import FrameFiles
+from flinkish_spark.core.errors import UnavailableError
 from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
 from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
@@ -278,7 +279,7 @@ class SparkMerger:
         for index, target in enumerate(missing):
             found = [name for name in made if name.startswith(f"{_PART}={index}/")]
             if len(found) != 1:
-                raise FileCommitError(
+                raise UnavailableError(
                     f"merging small files gave {len(found)} files in {attempt}",
                     why="one is expected",
                     what_to_do="check the disk; the job tries again",

@@ -194,7 +194,16 @@ class FileSink(Sink):
             check_calendar(spark, context.schema, f"sink '{context.uid}'")
         if formats.codec_of(self.format, formats.lower_names(self.options)) is None:
             formats.check_codec(self.format, session_codec(spark, self.format), "the session's setting")
-        _check_writable(local_path(self.path), context.uid)
+        # Raise EnvironmentFault unless the nearest existing folder of a path is writable.
+        root = local_path(self.path)
+        there = next(path for path in (root, *root.parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise EnvironmentFault(
+                f"sink '{context.uid}' cannot write to {root}",
+                why=f"{there} is {'not writable for this user' if there.is_dir() else 'no folder'}",
+                what_to_do="choose another path, or give this user the right to write there",
+                uid=context.uid,
+            )
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         """Return the staging half."""
@@ -247,15 +256,3 @@ def local_path(path: str) -> Path:
             path=text,
         )
     return Path(os.path.normpath(text))
-
-
-def _check_writable(root: Path, uid: str) -> None:
-    """Raise EnvironmentFault unless the nearest existing folder of a path is writable."""
-    there = next(path for path in (root, *root.parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise EnvironmentFault(
-            f"sink '{uid}' cannot write to {root}",
-            why=f"{there} is {'not writable for this user' if there.is_dir() else 'no folder'}",
-            what_to_do="choose another path, or give this user the right to write there",
-            uid=uid,
-        )

@@ -23,12 +23,11 @@ from flinkish_spark.connectors.formats.registry import (
     MAGIC,
     NoSuchSchema,
     RegistrySchema,
-    SchemaChangedError,
     SchemaRegistry,
     client_of,
 )
 from flinkish_spark.contracts.format import EncodedColumn, PartReader, PartWriter
-from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.errors import RetriableError, SchemaError
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.arrow_columns import SMALLEST_PART, read_in_parts
 from flinkish_spark.types.arrow_types import arrow_type
@@ -258,9 +257,10 @@ def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: On
         return
     names = ", ".join(f"'{name}'" for name in found.left_out[:10])
     if policy is OnSchemaChange.EVOLVE:
-        raise SchemaChangedError(
+        raise RetriableError(
             f"records were written with {writer.name}, which has the new fields {names}",
             why="the job starts again and reads them",
+            what_to_do="wait: the job starts again by itself",
             schema_id=writer.schema_id,
         )
     raise SchemaError(
@@ -274,12 +274,13 @@ def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: On
 
 def to_mismatch_error(
     writer: RegistrySchema, what: str, policy: OnSchemaChange
-) -> SchemaError | SchemaChangedError:
+) -> SchemaError | RetriableError:
     """Return the error about values that have no place in the reader's schema."""
     if policy is OnSchemaChange.EVOLVE:
-        return SchemaChangedError(
+        return RetriableError(
             f"records were written with {writer.name}, which cannot be read with the schema of the source",
             why=f"{what}; the job starts again and reads with the newest schema",
+            what_to_do="wait: the job starts again by itself",
             schema_id=writer.schema_id,
         )
     return SchemaError(

@@ -26,6 +26,7 @@ from flinkish_spark.core.errors import (
     ConfigError,
     EnvironmentFault,
     SchemaError,
+    UnavailableError,
     raise_translated,
 )
 from flinkish_spark.core.extras import how_to_install
@@ -162,20 +163,6 @@ class SchemaRegistry:
         for name, kind in (("strategy", SubjectNameStrategy), ("registration", Registration)):
             names = ", ".join(members_of(kind))
             instance_of(name, getattr(self, name), kind, what_to_do=f"use one of {names}")
-
-
-class RegistryUnavailableError(EnvironmentFault):
-    """The schema registry did not answer in time."""
-
-    restartable = True
-
-
-class SchemaChangedError(EnvironmentFault):
-    """A record was written with a newer schema than the job's; the job restarts with the newest schema."""
-
-    usual_advice = "wait: the job starts again by itself"
-    restartable = True
-    ends_when_repeated = True
 
 
 class NoSuchSchema(LookupError):
@@ -327,7 +314,7 @@ class RegistryClient:
             except Exception as error:
                 known = _meaning(error, what)
                 if isinstance(known, NoSuchSchema):
-                    known = RegistryUnavailableError(
+                    known = UnavailableError(
                         f"the schema registry does not have {what}",
                         why="a schema that it has refers to it: a replica lags behind, or it was deleted",
                         what_to_do="register it again, if it stays away",
@@ -350,7 +337,7 @@ class RegistryClient:
                 raise ValueError("it has no schema, or no number of one")
             except Exception as error:
                 known = _meaning(error, what)
-                if isinstance(known, RegistryUnavailableError):
+                if isinstance(known, UnavailableError):
                     pause_s = next(pauses_ms) / 1_000
                     if time.monotonic() + pause_s < deadline:
                         time.sleep(pause_s)
@@ -412,14 +399,14 @@ def _meaning(error: Exception, what: str) -> BaseException:
     is_transport = type(error).__module__.startswith(("httpx", "httpcore"))
     if status in _AWAY or is_transport or isinstance(error, OSError):
         why = f"it answers {status}" if status else type(error).__name__
-        return RegistryUnavailableError(
+        return UnavailableError(
             f"the schema registry does not answer about {what}",
             why=why,
             what_to_do="check the registry, a proxy before it, and the path of its URL",
         )
     if isinstance(error, ValueError | TypeError | AttributeError | KeyError):
         # The client raises these if an answer is no JSON, no object, or empty.
-        return RegistryUnavailableError(
+        return UnavailableError(
             f"the answer about {what} did not come from a schema registry",
             why=f"it has another form: {error}"[:500].rstrip("."),
             what_to_do="check the URL, and a proxy before the registry",

@@ -10,17 +10,11 @@ from typing import Any
 from flinkish_spark.connectors.buffer import BufferedFileError
 from flinkish_spark.connectors.jdbc.dialect import LostTransaction, Session, Trouble
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
-from flinkish_spark.core.errors import EnvironmentFault, FlinkishError
+from flinkish_spark.core.errors import EnvironmentFault, FlinkishError, UnavailableError
 from flinkish_spark.core.forks import ProcessConnection, keep_forever
 
 #: Checks of a silent server within the timeout; it ends at most one check later.
 _LOOKS = 4
-
-
-class DatabaseUnavailable(EnvironmentFault):
-    """The database does not answer, or cannot execute a statement now."""
-
-    restartable = True
 
 
 class Database(ProcessConnection):
@@ -89,13 +83,13 @@ class Database(ProcessConnection):
         why = self._settings.scrub(self._settings.dialect.reason(error))
         place = f"the database {self._settings.url} of sink '{self._uid}'"
         if is_ours:
-            return DatabaseUnavailable(
+            return UnavailableError(
                 f"{place} was silent for {self._settings.timeout_ms} ms, so this sink ended the connection",
                 why=f"{why}; the server sent no answer, and does not say that it is executing a statement",
                 what_to_do="see whether it can be reached; if its answers take longer, raise timeout_ms",
             )
         if trouble is Trouble.PASSING:
-            return DatabaseUnavailable(
+            return UnavailableError(
                 f"{place} cannot be used now", why=why, what_to_do="see whether it runs and can be reached"
             )
         return EnvironmentFault(

@@ -24,10 +24,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import arrow_udf
 
+from flinkish_spark.connectors.kafka.client import faults
 from flinkish_spark.connectors.kafka.client.admin import VERIFICATION, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.admission import partitions_for_keys
 from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire
-from flinkish_spark.connectors.kafka.client.faults import StagingError
 from flinkish_spark.connectors.kafka.client.session import Ticket
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.shared_transaction import (
@@ -219,7 +219,7 @@ class AtomicWriter(SinkWriter):
         # This order matters: an attempt that takes its ticket after this sees the written records and stops.
         why = why_other_attempts(before, transaction.tickets(names), given)
         if why:
-            raise StagingError(
+            raise faults.make_staging_error(
                 f"{transaction.transactional_id} may hold records of two attempts of a task",
                 why=why,
                 what_to_do="none: the job goes back to its last checkpoint",

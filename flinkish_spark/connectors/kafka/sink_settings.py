@@ -98,12 +98,6 @@ class KafkaSinkSettings:
             values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
         for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
             check_policy(name, policy)
-        self._check_names()
-        self._check_together()
-        self._check_producer()
-        _ = self.connection  # Raises if servers or options cannot be used.
-
-    def _check_names(self) -> None:
         others = self.other_topics
         if isinstance(others, str) or not all(isinstance(name, str) and name for name in others):
             raise ConfigError(f"other_topics is {others!r}", what_to_do='give a list: other_topics=["late"]')
@@ -116,6 +110,9 @@ class KafkaSinkSettings:
                     why=f"names beginning with '{_OUR_HEADERS}' are the sink's own",
                     what_to_do='give names of headers with their columns: headers={"trace": "trace_id"}',
                 )
+        self._check_together()
+        self._check_producer()
+        _ = self.connection  # Raises if servers or options cannot be used.
 
     def _check_together(self) -> None:
         """Refuse settings that contradict each other."""

@@ -36,7 +36,6 @@ from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.faults import StagingError
 from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.settings import (
     OnRefusal,
@@ -45,7 +44,13 @@ from flinkish_spark.connectors.kafka.client.settings import (
     TaskAttempt,
 )
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
-from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    BadRecordError,
+    EnvironmentFault,
+    RetriableError,
+    UnavailableError,
+)
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing import LocalBroker
@@ -323,9 +328,9 @@ def test_records_that_the_broker_refuses_are_bad_ones(kafka: Kafka, topic: Topic
 
 def test_unknown_topics_and_partitions_are_named(kafka: Kafka, topic: Topics) -> None:
     name = topic(partitions=2)
-    with pytest.raises(StagingError, match="topic 'no-such-topic' does not exist"):
+    with pytest.raises(RetriableError, match="topic 'no-such-topic' does not exist"):
         kafka.stage(kafka.settings("no-such-topic"), b"x")
-    with pytest.raises(StagingError, match="topic 'bad name!' does not exist"):
+    with pytest.raises(RetriableError, match="topic 'bad name!' does not exist"):
         kafka.stage(kafka.settings("bad name!"), b"x")
     with pytest.raises(BadRecordError, match="names no topic"):
         kafka.stage(kafka.settings(None), b"x", b"y", topics=pa.array([name, None]))
@@ -371,7 +376,7 @@ def test_a_reused_connection_leaves_earlier_transactions_open(kafka: Kafka, topi
 def test_an_attempt_that_takes_the_id_fences_the_one_before(kafka: Kafka, topic: Topics) -> None:
     name = topic()
     settings = kafka.settings(name)
-    with pytest.raises(StagingError, match="no longer ours"), StagedTransaction(settings) as first:
+    with pytest.raises(UnavailableError, match="no longer ours"), StagedTransaction(settings) as first:
         first.write(None, numbers(60_000))
         second = kafka.stage(settings, b"second")
         first.write(None, numbers(60_000))
@@ -517,7 +522,7 @@ def test_a_broker_that_stays_away_is_one_clear_error(ruined: tuple[LocalBroker, 
     settings = kafka.settings(name, producer={"delivery.timeout.ms": "2000"})
     broker.kill()
     started = time.monotonic()
-    with pytest.raises(StagingError, match="2000 ms were not enough"):
+    with pytest.raises(UnavailableError, match="2000 ms were not enough"):
         kafka.stage(settings, b"x")
     assert time.monotonic() - started < 8
 
@@ -538,7 +543,7 @@ def test_a_missing_right_is_named(tmp_path: Path) -> None:
             admin.create_topic("guarded", 1)
         kafka.commit(kafka.stage(kafka.settings("guarded"), b"allowed"))
         with KafkaAdminClient(bootstrap_servers=guarded.bootstrap_servers) as admin:
-            with pytest.raises(StagingError, match="does not exist"):
+            with pytest.raises(RetriableError, match="does not exist"):
                 kafka.stage(kafka.settings("never-created"), b"x")
             assert "never-created" not in admin.list_topics()
             assert_denied(kafka, admin, ResourceType.TOPIC, ACLOperation.WRITE)

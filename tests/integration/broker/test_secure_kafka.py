@@ -14,9 +14,9 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, TlsError
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, TransactionClient
-from flinkish_spark.core.errors import AuthorizationError, ConfigError, FlinkishError
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, FlinkishError, RetriableError
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from tests.support.secure_broker import SecureBroker
@@ -75,7 +75,11 @@ def refusal(servers: str, options: dict[str, str], caplog: pytest.LogCaptureFixt
     assert time.monotonic() - began < 8
     assert not caplog.records
     # Certificates may be renewed on either side; a refusal that comes back ends the job.
-    assert caught.value.restartable is caught.value.ends_when_repeated is isinstance(caught.value, TlsError)
+    assert (
+        caught.value.restartable
+        is caught.value.ends_when_repeated
+        is isinstance(caught.value, RetriableError)
+    )
     assert "\n" not in str(caught.value)
     assert WRONG not in str(caught.value) and WRONG not in repr(caught.value.__cause__)
     return caught.value
@@ -189,7 +193,7 @@ def test_an_authority_that_is_not_trusted(secured: SecureBroker, tmp_path: Path,
     other = make_certificates(tmp_path)
     options = {**secured.login("alice"), "ssl.truststore.location": str(other.authority)}
     error = refusal(secured.bootstrap_servers, options, caplog)
-    assert type(error) is TlsError
+    assert type(error) is RetriableError
     assert "certificate is not accepted" in str(error) and "ssl.truststore.location" in error.what_to_do
 
 
@@ -211,7 +215,7 @@ def test_a_certificate_that_the_broker_does_not_accept(
     else:
         options["ssl.keystore.location"] = str(make_certificates(tmp_path).client)
     error = refusal(secured.certificate_servers, options, caplog)
-    assert type(error) is TlsError
+    assert type(error) is RetriableError
     assert "client's certificate" in error.why and "ssl.keystore.location" in error.what_to_do
 
 

@@ -10,11 +10,10 @@ import traceback
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc.database import DatabaseUnavailable
 from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.settings import DeadLetterTable
 from flinkish_spark.connectors.jdbc.sink import Checks
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError, UnavailableError
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Outcome
@@ -419,7 +418,7 @@ def test_the_password_is_nowhere(postgres_database, tmp_path, caplog, capfd) -> 
         check(bad, tmp_path)
     said.append(everything_said(caught.value))
     gone = TestDatabase("jdbc:postgresql://127.0.0.1:1/x", "me", right).sink()
-    with pytest.raises(DatabaseUnavailable) as refused:
+    with pytest.raises(UnavailableError) as refused:
         check(gone, tmp_path)
     said.append(everything_said(refused.value))
     said.append(repr(commit(gone, context, 2, staged(tmp_path / "buffer", [(2, "b")], batch=1))))

@@ -10,10 +10,9 @@ import pytest
 from pyspark.sql import functions as F
 
 from flinkish_spark import DeltaSink, KeyedProcessFunction, Upsert, ValueStateDescriptor, WatermarkStrategy
-from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.errors import ConfigError, GraphError, UserError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
-from flinkish_spark.savepoints.files import SavepointMisfit
 from flinkish_spark.state_processor import read_native_state
 from tests.support.jobs import await_that, environment, failure_of, read_delta, run_until, running
 
@@ -114,7 +113,7 @@ def test_an_aggregate_in_front_of_a_keyed_operator_over_two_starts(spark, job_di
     assert [row.asDict() for row in state.select("key.user", "value.sum").collect()] == [
         {"user": "ann", "sum": 5}
     ]
-    with pytest.raises(SavepointMisfit, match=r"choose from: totals \(an aggregate"):
+    with pytest.raises(UserError, match=r"choose from: totals \(an aggregate"):
         read_native_state(spark, str(job_dir), "totals", operator=1, scratch=str(tmp_path))
     put(tmp_path / "in", "2.json", ("ann", 25, 1))
     run_until(job(), lambda _: table().total() == 3)

@@ -19,8 +19,7 @@ from flinkish_spark.cep import (
 )
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.pattern_operator import LookedFor
-from flinkish_spark.core.errors import PatternError
-from flinkish_spark.savepoints.files import SavepointMisfit
+from flinkish_spark.core.errors import PatternError, UserError
 from flinkish_spark.savepoints.reader import read_state
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from tests.integration.spark.test_keyed_functions import feed, memory
@@ -175,7 +174,7 @@ def open_in_state(spark: Any, tmp_path: Any) -> int:
     mark = LookedFor("", compile_pattern(RISING), RISING.skip).fingerprint
     try:
         matches = read_state(spark, tmp_path / "job", "alarms", f"pattern/matches of {mark}")
-    except SavepointMisfit:
+    except UserError:
         return 0
     is_open = "size(filter(value, one -> one.chain IS NOT NULL AND NOT one.is_held))"
     return matches.selectExpr(f"sum({is_open}) AS n").first().n

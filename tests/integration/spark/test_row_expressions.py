@@ -14,7 +14,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.rows import RowMatcher, RowState
-from flinkish_spark.cep.values import NoSuchValue
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.types.ddl import parse_ddl
@@ -72,7 +71,7 @@ def in_python(text: str, rows: list[Row]) -> tuple[Any, T.DataType]:
     own = list(zip(*map(to_values, record_batch(rows).columns), strict=True))
     try:
         (told,) = RowMatcher(search).run(RowState(own, list(range(len(own)))), MAX_WATERMARK_MS)
-    except NoSuchValue:
+    except PatternError:
         return REFUSED, fields[0].dataType
     return told.values[0], fields[0].dataType
 

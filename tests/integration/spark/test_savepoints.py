@@ -20,12 +20,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import preflight
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
-from flinkish_spark.savepoints.files import (
-    RestoreSettings,
-    SavepointDir,
-    SavepointMisfit,
-    SavepointNotFoundError,
-)
+from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir, SavepointNotFoundError
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, await_that, environment, read_delta, rows
 from tests.support.savepoint_support import COUNT, Count, failure, started, stop, stop_with, take
 
@@ -138,7 +133,7 @@ def test_state_restores_into_other_plans_in_other_places(spark, job_dir, tmp_pat
     less = tmp_path / "less"
     env = plain_job(spark, less, rest, tmp_path / "less-table")
     error = failure(env, RestoreSettings(str(tmp_path / "both"), unpositioned=TRUST))
-    assert isinstance(error, SavepointMisfit) and "counts: its operator is not in the job" in str(error)
+    assert isinstance(error, UserError) and "counts: its operator is not in the job" in str(error)
     assert not less.exists()
     allowed = RestoreSettings(str(tmp_path / "both"), non_restored=ALLOW, unpositioned=TRUST)
     with started(env_again(env), allowed) as client:
@@ -170,7 +165,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
 
     assert isinstance(refused(RestoreSettings(str(tmp_path / "nowhere"))), SavepointNotFoundError)
     error = refused(RestoreSettings(str(savepoint)))
-    assert isinstance(error, SavepointMisfit) and "cannot start at a given position" in str(error)
+    assert isinstance(error, UserError) and "cannot start at a given position" in str(error)
     error = refused(RestoreSettings(str(savepoint), unpositioned=TRUST), max_parallelism=64)
     assert "stored are 128, the job has 64" in str(error)
     env = environment(spark, tmp_path / "new")
@@ -180,7 +175,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_created(spark, job_dir, tmp
     )
     error = failure(env, RestoreSettings(str(savepoint), unpositioned=TRUST))
     means = ("key of input 1: user -> Column<", "operator: a function of the program -> FoldingElements")
-    assert isinstance(error, SavepointMisfit) and all(one in str(error) for one in means)
+    assert isinstance(error, UserError) and all(one in str(error) for one in means)
     assert not (tmp_path / "new").exists()
     path = savepoint / SavepointDir(savepoint).metadata().files[0].path
     whole = path.read_bytes()

@@ -18,10 +18,10 @@ from flinkish_spark import (
     ValueStateDescriptor,
     read_state,
 )
-from flinkish_spark.core.errors import UserFunctionError
+from flinkish_spark.core.errors import EnvironmentFault, UserFunctionError
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
 from flinkish_spark.protocol.savepoints import UnpositionedSources
-from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir, SavepointError
+from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir
 from flinkish_spark.state.operator_state import OperatorListDescriptor
 from flinkish_spark.state_processor import (
     BootstrapError,
@@ -160,7 +160,7 @@ def test_a_savepoint_of_a_job_is_edited_and_the_job_goes_on_elsewhere(spark, job
         "totals", "total", more
     )
     for target in (tmp_path / "savepoint", tmp_path / "savepoint" / "inside"):
-        with pytest.raises(SavepointError):
+        with pytest.raises(EnvironmentFault):
             writer.write(target)
     metadata = writer.change_uid("totals", "sums").write(tmp_path / "edited")
     assert files_in(tmp_path / "savepoint") == before

@@ -34,7 +34,6 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.doctor import Health
 from flinkish_spark.planning import keyed as keyed_plan
 from flinkish_spark.protocol.lineage import Tables
-from flinkish_spark.savepoints.files import SavepointError
 from flinkish_spark.sources import DataGeneratorSource, RateLimit
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.state_processor import SavepointWriter
@@ -295,10 +294,10 @@ def test_state_in_a_bucket_is_read_and_written_without_the_job(
         read(bucket.url, scratch=bucket.to_child("scratch").url)
     doubled = read_state(spark, saved, "counts", "count", **options).selectExpr("key", "value * 2 AS value")
     writer = SavepointWriter.from_existing(spark, saved, **options).replace_state("counts", "count", doubled)
-    with pytest.raises(SavepointError, match="inside or around the savepoint"):
+    with pytest.raises(EnvironmentFault, match="inside or around the savepoint"):
         writer.write(saved, **options)
     writer.write(edited, **options)
-    with pytest.raises(SavepointError, match="Another savepoint is there"):
+    with pytest.raises(EnvironmentFault, match="Another savepoint is there"):
         writer.write(edited, **options)
     assert read(edited) == {key: 2 * count for key, count in counts.items()}
 

@@ -11,8 +11,9 @@ import pytest
 from flinkish_spark.bridge import settings as session_settings
 from flinkish_spark.bridge.settings import REQUIRED_CONF, SHUFFLE_PARTITIONS, SessionSettings, query_conf
 from flinkish_spark.connectors.kafka.format import data_source
+from flinkish_spark.core.errors import UnavailableError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.spark_engine import SettingsConflict, start_query
+from flinkish_spark.job.spark_engine import start_query
 from flinkish_spark.planning.partitioning import shuffle_partitions
 
 ADAPTIVE = "spark.sql.adaptive.enabled"
@@ -206,7 +207,7 @@ def test_a_query_starts_under_what_it_needs_and_its_name_is_free() -> None:
 def test_a_query_that_may_have_started_under_another_setting_is_stopped() -> None:
     spark, job = startable(lambda: spark.conf.set(ADAPTIVE, "true"))
     with pytest.raises(
-        SettingsConflict, match=f"the setting {ADAPTIVE} of the session was changed"
+        UnavailableError, match=f"the setting {ADAPTIVE} of the session was changed"
     ) as changed:
         start(spark, job, "/a/spark/1")
     assert changed.value.restartable

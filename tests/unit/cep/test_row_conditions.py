@@ -16,7 +16,6 @@ from flinkish_spark.cep.expressions import Frame
 from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.row_conditions import answer_conditions
 from flinkish_spark.cep.rows import RowMatcher, RowSearch
-from flinkish_spark.cep.values import NoSuchValue
 from flinkish_spark.core.errors import PatternError
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import parse_ddl
@@ -43,7 +42,7 @@ def row_by_row(search: RowSearch, rows: list[Any], begins: list[int]) -> list[An
             frame = Frame(own[begin:end], at, ["A"], 1, 1, is_ended=True)
             try:
                 found.append(search.defined["A"].value(frame, None) is True)
-            except NoSuchValue as refused:
+            except PatternError as refused:
                 found.append(refused)
     return found
 
@@ -69,7 +68,7 @@ def test_what_is_answered_is_what_each_row_answers_alone() -> None:
     for text in CONDITIONS:
         search, begins = search_of(text), [0, 3, 4]
         found, alone = over_columns(search, ROWS, begins), row_by_row(search, ROWS, begins)
-        if any(isinstance(one, NoSuchValue) for one in alone):
+        if any(isinstance(one, PatternError) for one in alone):
             # One row would be refused, if anybody asked about it.
             assert found is None, text
             refused += 1
@@ -91,7 +90,7 @@ def test_any_rows_and_any_keys(data: Any) -> None:
     found, alone = over_columns(search, rows, begins), row_by_row(search, rows, begins)
     if found is None:
         return
-    assert not any(isinstance(one, NoSuchValue) for one in alone)
+    assert not any(isinstance(one, PatternError) for one in alone)
     assert all(one is None or one == other for one, other in zip(found, alone, strict=True)), text
 
 

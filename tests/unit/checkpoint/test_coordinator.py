@@ -7,12 +7,12 @@ import itertools
 import pytest
 
 from flinkish_spark.checkpoint.control import AlignmentStatus
-from flinkish_spark.checkpoint.coordinator import BACKLOG_LIMIT, BACKLOG_TRIGGER, TooManyCheckpointFailures
+from flinkish_spark.checkpoint.coordinator import BACKLOG_LIMIT, BACKLOG_TRIGGER
 from flinkish_spark.checkpoint.failures import is_outage
 from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
-from flinkish_spark.core.errors import FencedError, StoreError
+from flinkish_spark.core.errors import FencedError, RetriableError, StoreError
 from flinkish_spark.protocol.checkpoint import Schedule
 from flinkish_spark.protocol.decisions import TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch
@@ -436,7 +436,7 @@ def test_too_many_failures_in_a_row_end_the_query(tolerable) -> None:
         rig.tick(1_000)
     rig.ask()
     rig.clock.now_ms += 1_000
-    with pytest.raises(TooManyCheckpointFailures, match="not decided within its timeout") as caught:
+    with pytest.raises(RetriableError, match="not decided within its timeout") as caught:
         rig.coordinator.tick()
     assert caught.value.restartable
     # Behaviour 33: nothing of it is left, and it is sealed.
@@ -448,7 +448,7 @@ def test_the_error_of_too_many_failures_knows_whether_an_outage_is_behind_it() -
     """Who was too late may have waited for a system that does not answer; a hook's error says what it was."""
     rig = Rig(by_hand(timeout_ms=1_000, tolerable_failures=0))
     rig.ask()
-    with pytest.raises(TooManyCheckpointFailures) as late:
+    with pytest.raises(RetriableError) as late:
         rig.tick(1_000)
     assert is_outage(late.value)
     for error, is_away in ((OSError("the catalog is down"), True), (KeyError("version"), False)):
@@ -457,7 +457,7 @@ def test_the_error_of_too_many_failures_knows_whether_an_outage_is_behind_it() -
         rig = Rig(by_hand(tolerable_failures=0), hooks=[hook])
         rig.ask()
         failure = rig.coordinator.failure
-        assert isinstance(failure, TooManyCheckpointFailures) and isinstance(failure.__cause__, HookError)
+        assert isinstance(failure, RetriableError) and isinstance(failure.__cause__, HookError)
         assert is_outage(failure) is is_away
 
 

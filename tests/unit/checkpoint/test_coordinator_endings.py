@@ -8,19 +8,24 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest, PendingAnswer
+from flinkish_spark.checkpoint.commit import JobInterruptedError
 from flinkish_spark.checkpoint.coordinator import (
     FINAL_PAUSE_MS,
     CheckpointCoordinator,
     StopWithSavepointError,
-    TooManyCheckpointFailures,
     why_ended,
 )
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError
-from flinkish_spark.checkpoint.epoch_writer import JobStopping
 from flinkish_spark.checkpoint.ownership import seal_open_ids, take_over
 from flinkish_spark.core.clock import SystemClock, SystemThreads
 from flinkish_spark.core.config import CheckpointingMode
-from flinkish_spark.core.errors import CommittableLostError, FencedError, InternalError, StoreError
+from flinkish_spark.core.errors import (
+    CommittableLostError,
+    FencedError,
+    InternalError,
+    RetriableError,
+    StoreError,
+)
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.records import Outcome
@@ -41,7 +46,7 @@ def is_held_back(rig: Rig) -> bool:
     real, rig.clock.wait = rig.clock.wait, lambda event, timeout_ms: rig.gate.stop()
     try:
         rig.gate.enter(lambda: False)
-    except JobStopping:
+    except JobInterruptedError:
         return True
     finally:
         rig.clock.wait = real
@@ -289,7 +294,7 @@ def test_an_error_ends_what_is_open_as_a_failed_task_does() -> None:
     rig.ask(name="waiting")
     rig.clock.now_ms += 500
     rig.coordinator.run()
-    assert isinstance(rig.coordinator.failure, TooManyCheckpointFailures)
+    assert isinstance(rig.coordinator.failure, RetriableError)
     assert rig.answers == ["old=ABORTED:EXPIRED", "waiting=REFUSED:SHUT_DOWN", "young=ABORTED:TASK_FAILED"]
     assert rig.statistics == ["1:FAILED:EXPIRED", "2:FAILED:TASK_FAILED"]
     assert rig.aborted == [1, 2]

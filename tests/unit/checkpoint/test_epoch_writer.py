@@ -7,7 +7,8 @@ import traceback
 
 import pytest
 
-from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts, JobStopping
+from flinkish_spark.checkpoint.commit import JobInterruptedError
+from flinkish_spark.checkpoint.epoch_writer import AdmissionGate, EpochWriter, EpochWriterParts
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core.errors import FencedError, InternalError, StoreError
 from flinkish_spark.core.job_dir import JobDir
@@ -62,7 +63,7 @@ def waits(gate: AdmissionGate, clock: ManualClock, held_back: bool = False) -> b
     clock.wait = give_up  # type: ignore[method-assign]
     try:
         gate.enter(lambda: held_back)
-    except JobStopping:
+    except JobInterruptedError:
         return True
     return False
 
@@ -140,9 +141,9 @@ def test_a_stopping_job_turns_micro_batches_away() -> None:
     """Behaviour 13."""
     writing = Writing()
     writing.gate.stop()
-    with pytest.raises(JobStopping):
+    with pytest.raises(JobInterruptedError):
         writing.writer(None, 3)
-    assert isinstance(writing.writer.failure, JobStopping)
+    assert isinstance(writing.writer.failure, JobInterruptedError)
     assert writing.noted == []
 
 
@@ -155,7 +156,7 @@ def test_spark_hears_only_that_the_job_stops_of_what_a_stop_interrupts(monkeypat
         raise interrupted
 
     monkeypatch.setattr(writing, "stage", stage)
-    with pytest.raises(JobStopping) as caught:
+    with pytest.raises(JobInterruptedError) as caught:
         writing.writer(None, 3)
     assert "o7.save" not in "".join(traceback.format_exception(caught.value))
     assert writing.writer.failure is interrupted

@@ -72,12 +72,12 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         ("[MALFORMED_RECORD_IN_PARSING.WITHOUT_SUGGESTION] SQLSTATE: 22023", UserFunctionError, True),
         ("[FLINKISH_NOT_AUTHORIZED] lacks WRITE on topics t.", AuthorizationError, False),
         (
-            f"{TASK}\n{FAULTS}.StagingError: no such topic.",
+            f"{TASK}\n{FAULTS}.RetriableError: no such topic.",
             QueryError,
             True,
         ),
         (
-            f"{TASK}\n{FAULTS}.StagingOutageError: no broker.",
+            f"{TASK}\n{FAULTS}.UnavailableError: no broker.",
             Outage,
             True,
         ),
@@ -85,7 +85,7 @@ PLACE = '{"topic":"orders","partition":3,"offset":17}'
         (f"{TASK}\nflinkish_spark.core.errors.InternalError: a rule was broken.", QueryError, True),
         (f"{TASK}\nflinkish_spark.core.errors.CorruptObjectError: no value.", CorruptObjectError, False),
         (f"{TASK}\nflinkish_spark.connectors.splits.SourceUnavailable: asleep.", Outage, True),
-        (f"{TASK}\nflinkish_spark.connectors.splits.SourceFailure: no such file.", QueryError, True),
+        (f"{TASK}\nflinkish_spark.core.errors.RetriableError: no such file.", QueryError, True),
         (f"{TASK}\nflinkish_spark.no_such_module.Gone: of another version.", QueryError, True),
         (f"{TASK}\nflinkish_spark.core.errors.InputLostError: Input is gone.", InputLostError, False),
         (f"{TASK}\nflinkish_spark.core.errors.SchemaError: the state 'x' is an 'INTT'.", SchemaError, False),

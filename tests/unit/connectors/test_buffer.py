@@ -14,10 +14,10 @@ from flinkish_spark.connectors.buffer import (
     BufferedCommitter,
     BufferedFile,
     BufferedFileError,
-    BufferFault,
     BufferFileWriter,
     BufferName,
 )
+from flinkish_spark.core.errors import UnavailableError
 from flinkish_spark.core.object_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
@@ -134,7 +134,7 @@ def test_a_system_that_cannot_be_asked_is_asked_again(tmp_path) -> None:
     """Behaviour 136."""
 
     def fail():
-        raise BufferFault("the system is away")
+        raise UnavailableError("the system is away")
 
     committer = Kept(tmp_path)
     committer.on_apply = fail
@@ -150,7 +150,7 @@ def test_a_buffer_that_cannot_be_read_now_proves_nothing(tmp_path) -> None:
     committer = Kept(tmp_path)
     committer.knows = ApplyStatus.NO
     assert committer.commit(ONE, [one])[0].outcome is Outcome.RETRY
-    with pytest.raises(BufferFault):
+    with pytest.raises(UnavailableError):
         committer.why_dead([one])
 
 

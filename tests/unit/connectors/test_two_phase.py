@@ -18,7 +18,6 @@ from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.connectors import row_count
 from flinkish_spark.connectors.two_phase import (
     Refusals,
-    SinkUnavailable,
     StageTransaction,
     TransactionName,
     check_serialisable,
@@ -32,6 +31,7 @@ from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,
     SchemaError,
+    UnavailableError,
     UserFunctionError,
 )
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
@@ -150,7 +150,7 @@ def test_sinks_of_one_job_do_not_share_a_prefix() -> None:
         (CommitAnswer(Outcome.LOST, "gone", is_proven_aborted=True), Outcome.LOST),
         (ConnectionResetError("by peer"), Outcome.RETRY),
         (TimeoutError("too long"), Outcome.RETRY),
-        (SinkUnavailable("away"), Outcome.RETRY),
+        (UnavailableError("away"), Outcome.RETRY),
     ],
 )
 def test_what_a_commit_answers(answer, outcome) -> None:
@@ -341,7 +341,7 @@ def test_a_sweep_that_meets_an_outage_goes_on_later() -> None:
     sink.open = {name(): "it"}
     assert committer_of(sink).sweep([], frozenset) == 0
     sink.answer = OSError("no route")
-    with pytest.raises(SinkUnavailable, match=r"list_open\(\) of the sink 'ledger': OSError: no route"):
+    with pytest.raises(UnavailableError, match=r"list_open\(\) of the sink 'ledger': OSError: no route"):
         committer_of(sink).sweep([], frozenset)
 
 
@@ -426,9 +426,9 @@ def test_an_error_in_a_task_discards_and_says_which_method_it_was() -> None:
 def test_an_outage_in_a_task_is_no_error_of_the_sink() -> None:
     sink = Recording()
     sink.answer = ConnectionError("no route")
-    with pytest.raises(SinkUnavailable) as caught:
+    with pytest.raises(UnavailableError) as caught:
         staged(sink, batch(("a", 1)))
-    text = f"Traceback\nflinkish_spark.sinks.two_phase_tasks.SinkUnavailable: {caught.value}"
+    text = f"Traceback\nflinkish_spark.core.errors.UnavailableError: {caught.value}"
     error = classify(Exception(text))
     assert error.restartable and not isinstance(error, UserFunctionError) and "no route" in str(error)
 

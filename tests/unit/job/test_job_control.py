@@ -13,11 +13,10 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer, CheckpointTriggerRequest, PendingAnswer
-from flinkish_spark.checkpoint.coordinator import StopWithSavepointError, TooManyCheckpointFailures
+from flinkish_spark.checkpoint.coordinator import StopWithSavepointError
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
 from flinkish_spark.checkpoint.failures import Outage, QueryError, RepeatableUserError, classify, kind_of
-from flinkish_spark.checkpoint.hooks import HookBusyError, HookError
-from flinkish_spark.connectors.dead_letters import DeadLettersDiffer
+from flinkish_spark.checkpoint.hooks import HookError
 from flinkish_spark.connectors.splits import SourceUnavailable
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import (
@@ -28,6 +27,7 @@ from flinkish_spark.core.errors import (
     InputLostError,
     NoProgressError,
     OwnedElsewhereError,
+    RetriableError,
     StoreError,
 )
 from flinkish_spark.core.job_dir import JobDir
@@ -48,7 +48,6 @@ from flinkish_spark.job.requests import (
     StopMode,
 )
 from flinkish_spark.job.restart_policy import RestartPolicy
-from flinkish_spark.job.spark_engine import StagingMismatchError
 from flinkish_spark.job.standby import LockWait, wait_for_lock
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.protocol.checkpoint import Schedule
@@ -274,12 +273,12 @@ def test_progress_lets_a_failure_come_back() -> None:
         by(HookError("the catalog"), OSError("the catalog is away")),
         by(HookError("the catalog"), TimeoutError("no answer")),
         by(HookError("the catalog"), DriverError("could not connect to server")),
-        HookBusyError("a master hook has not returned"),
+        HookError("a master hook has not returned", ends_when_repeated=False),
         refused(errno.ENOSPC),
         refused(errno.ESTALE),
         refused(errno.EIO),
-        by(TooManyCheckpointFailures("too many"), TimeoutError("not decided within its timeout")),
-        by(TooManyCheckpointFailures("too many"), by(DecisionError("not decided"), refused(errno.EDQUOT))),
+        by(RetriableError("too many"), TimeoutError("not decided within its timeout")),
+        by(RetriableError("too many"), by(DecisionError("not decided"), refused(errno.EDQUOT))),
     ],
     ids=repr,
 )
@@ -301,8 +300,8 @@ def test_without_an_end_of_tries_the_strategy_decides() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        StagingMismatchError("other rows"),
-        DeadLettersDiffer("other dead letters"),
+        RetriableError("other rows"),
+        RetriableError("other dead letters"),
         CommittableLostError("vacuumed"),
         DeadCommittableError("it timed out"),
         by(HookError("the catalog"), ValueError("no such version")),
@@ -311,9 +310,9 @@ def test_without_an_end_of_tries_the_strategy_decides() -> None:
         refused(errno.EROFS),
         refused(errno.ENOTDIR),
         refused(errno.EISDIR),
-        TooManyCheckpointFailures("barriers do not add up"),
-        by(TooManyCheckpointFailures("too many"), by(DecisionError("not decided"), refused(errno.EROFS))),
-        by(TooManyCheckpointFailures("too many"), by(HookError("the catalog"), KeyError("version"))),
+        RetriableError("barriers do not add up"),
+        by(RetriableError("too many"), by(DecisionError("not decided"), refused(errno.EROFS))),
+        by(RetriableError("too many"), by(HookError("the catalog"), KeyError("version"))),
     ],
     ids=repr,
 )

@@ -15,17 +15,12 @@ from flinkish_spark.checkpoint.commit import Confirmation
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.contracts.sink import Committer
-from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError
+from flinkish_spark.core.errors import CommittableLostError, CorruptObjectError, EnvironmentFault
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.job.recovery import Recovery
-from flinkish_spark.job.rewind import (
-    NotRestorableError,
-    RewindError,
-    order_rewind,
-    why_refused,
-)
+from flinkish_spark.job.rewind import RewindError, order_rewind, why_refused
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.event_time import BatchTimes
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
@@ -247,7 +242,7 @@ def test_a_table_that_turns_out_to_be_impossible_keeps_the_rewind_open(tmp_path)
     job = Job(tmp_path)
     job.sink.answers = [Outcome.LOST]
     job.order(2, Tables.RESTORE)
-    with pytest.raises(NotRestorableError, match=r"sink 'sink' cannot take back.*Detail"):
+    with pytest.raises(EnvironmentFault, match=r"sink 'sink' cannot take back.*Detail"):
         job.recovery().run()
     assert job.job_dir.open_rewind() is not None
     start, _ = job.recovery().run()

@@ -11,7 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from flinkish_spark.core.errors import ConfigError, CorruptObjectError, JobDirError, StoreError, UserError
+from flinkish_spark.core.errors import (
+    ConfigError,
+    CorruptObjectError,
+    EnvironmentFault,
+    JobDirError,
+    StoreError,
+    UserError,
+)
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
@@ -21,7 +28,6 @@ from flinkish_spark.savepoints.files import (
     RestoreSettings,
     SavepointDamagedError,
     SavepointDir,
-    SavepointError,
     SavepointNotFoundError,
 )
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE, StateFileWriter, sha256_of, state_in
@@ -72,7 +78,7 @@ def test_the_savepoint_of_a_copy_of_the_job_is_not_taken_for_ones_own(tmp_path: 
     SavepointDir(root).prepare()
     SavepointDir(root).finish(replace(metadata(write_file(root)), timeline="a" * 16))
     assert SavepointDir(root).find_finished(JOB, CheckpointId(7), "a" * 16) == SavepointDir(root).metadata()
-    with pytest.raises(SavepointError, match="checkpoint 7 of a copy of this job's directory"):
+    with pytest.raises(EnvironmentFault, match="checkpoint 7 of a copy of this job's directory"):
         SavepointDir(root).find_finished(JOB, CheckpointId(7), "b" * 16)
 
 
@@ -203,9 +209,9 @@ def test_an_export_that_is_repeated_finds_what_the_first_one_made(place: Path) -
     known = SavepointDir(place).find_finished(JOB, CheckpointId(7))
     assert SavepointDir(place).find_finished(JOB, CheckpointId(7), "a" * 16) == known
     assert known == SavepointDir(place).metadata()
-    with pytest.raises(SavepointError, match="another savepoint"):
+    with pytest.raises(EnvironmentFault, match="another savepoint"):
         SavepointDir(place).find_finished(JOB, CheckpointId(8))
-    with pytest.raises(SavepointError, match="another savepoint"):
+    with pytest.raises(EnvironmentFault, match="another savepoint"):
         SavepointDir(place).find_finished(JobUuid("1" * 32), CheckpointId(7))
     assert SavepointDir(place.parent / "new").find_finished(JOB, CheckpointId(7)) is None
 
@@ -232,7 +238,7 @@ def test_of_two_exports_the_slower_one_gets_the_faster_ones_savepoint(place: Pat
 def test_a_directory_with_something_else_in_it_is_not_touched(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_text("mine")
-    with pytest.raises(SavepointError, match=r"no part of a savepoint"):
+    with pytest.raises(EnvironmentFault, match=r"no part of a savepoint"):
         SavepointDir(tmp_path).prepare()
     assert (tmp_path / name).read_text() == "mine"
 
@@ -245,7 +251,7 @@ def test_links_are_no_part_of_a_savepoint(tmp_path: Path, link: str) -> None:
     (elsewhere / "totals/mine.parquet").write_text("mine")
     (root / link).parent.mkdir(parents=True)
     (root / link).symlink_to(elsewhere if link == "state" else elsewhere / "totals")
-    with pytest.raises(SavepointError, match="no part of a savepoint"):
+    with pytest.raises(EnvironmentFault, match="no part of a savepoint"):
         SavepointDir(root).prepare()
 
 
@@ -338,7 +344,7 @@ def test_a_deletion_that_was_cut_off_behind_the_metadata_is_finished_by_its_owne
         SavepointDir(place).delete(job, name)
         assert (place / "claimed.json").exists()
     # A savepoint that is written there now would be born claimed.
-    with pytest.raises(SavepointError, match=r"holds claimed\.json") as caught:
+    with pytest.raises(EnvironmentFault, match=r"holds claimed\.json") as caught:
         SavepointDir(place).prepare()
     assert "delete" in caught.value.what_to_do
     SavepointDir(place).delete(A, NAME)

@@ -17,6 +17,7 @@ from flinkish_spark import (
     StateTtl,
     ValueStateDescriptor,
 )
+from flinkish_spark.core.errors import UserError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata, StateFile, state_path
@@ -39,7 +40,7 @@ from flinkish_spark.savepoints.entries import (
     to_micros,
     to_ms,
 )
-from flinkish_spark.savepoints.files import SavepointDamagedError, SavepointMisfit
+from flinkish_spark.savepoints.files import SavepointDamagedError
 from flinkish_spark.savepoints.group_edits import (
     EditedPartition,
     EditGroup,
@@ -327,7 +328,7 @@ def test_what_is_not_there_is_named_with_what_is() -> None:
         ("totals", "third", "no chain of 'totals' 'third'.* choose from: first, second"),
         ("totals", None, "several chains.* chain='first' or 'second'"),
     ]:
-        with pytest.raises(SavepointMisfit, match=f"(?s){says}"):
+        with pytest.raises(UserError, match=f"(?s){says}"):
             files_of(given, uid, chain)
     assert files_of(given, "totals", "second") == [other]
     assert files_of(metadata(one), "totals", None) == [one]

@@ -46,7 +46,6 @@ from flinkish_spark.savepoints.files import (
     RestoreSettings,
     SavepointDamagedError,
     SavepointDir,
-    SavepointMisfit,
     SavepointNotFoundError,
 )
 from flinkish_spark.savepoints.job import JobSavepoints
@@ -188,7 +187,7 @@ def test_an_unknown_path_is_refused(root, tmp_path) -> None:
 
 def test_a_misfit_names_every_reason(root, savepoint) -> None:
     chain = Chain(("orders",), ("other",), ("other",))
-    with pytest.raises(SavepointMisfit, match=r"totals: .*; catalog: ") as caught:
+    with pytest.raises(UserError, match=r"totals: .*; catalog: ") as caught:
         restore(root, savepoint, operators=("other",), chain=chain, hooks=()).check()
     assert len(caught.value.problems) == 2
     assert "NonRestoredState.ALLOW" in caught.value.what_to_do

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.savepoints import files as targets
-from flinkish_spark.savepoints.files import SavepointDir, SavepointError, why_no_savepoint_at
+from flinkish_spark.savepoints.files import SavepointDir, why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from tests.unit.savepoints.test_savepoint_files import metadata, write_file
 
@@ -137,6 +138,6 @@ def test_a_directory_that_cannot_be_written_is_refused(job, tmp_path, monkeypatc
 def test_an_export_looks_again_whether_it_would_write_into_the_job_directory(job) -> None:
     decision = Decision(CheckpointId(7), Verdict.COMMIT, OwnerEpoch(1), 5)
     savepoints = JobSavepoints(None, "job", StoreSpec(str(job)), 5, None, None, [])
-    with pytest.raises(SavepointError, match="It is in the job directory"):
+    with pytest.raises(EnvironmentFault, match="It is in the job directory"):
         savepoints.write(decision, str(job / "savepoint"), None)
     assert not (job / "savepoint").exists()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.plan_layout import Chain
 from flinkish_spark.protocol.savepoints import (
@@ -24,7 +24,6 @@ from flinkish_spark.savepoints.files import (
     BootstrapError,
     SavepointDamagedError,
     SavepointDir,
-    SavepointError,
     SavepointNotFoundError,
 )
 from flinkish_spark.savepoints.writer import SavepointWriter
@@ -117,16 +116,16 @@ def test_nothing_that_exists_is_overwritten(old, tmp_path) -> None:
     folder, metadata = old
     writer = writer_of(folder)
     for target in (folder, folder / "inside", tmp_path):
-        with pytest.raises(SavepointError):
+        with pytest.raises(EnvironmentFault):
             writer.write(target)
     writer.write(tmp_path / "new")
-    with pytest.raises(SavepointError, match="Another savepoint is there"):
+    with pytest.raises(EnvironmentFault, match="Another savepoint is there"):
         writer.write(tmp_path / "new")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("mine")
-    with pytest.raises(SavepointError, match="not empty"):
+    with pytest.raises(EnvironmentFault, match="not empty"):
         writer.write(tmp_path / "mine")
-    with pytest.raises(SavepointError, match="absolute"):
+    with pytest.raises(EnvironmentFault, match="absolute"):
         writer.write("new")
     assert SavepointDir(folder).metadata() == metadata
 

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flinkish_spark.state.codec import FrameError, StateValueError
+from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.state.operator_state import (
     BroadcastTables,
     OperatorListDescriptor,
     OperatorLists,
-    OperatorValueMismatch,
     Redistribution,
     deal,
     redistribute,
@@ -85,20 +85,20 @@ def test_lists_are_changed_replaced_and_cleared() -> None:
 
 def test_what_is_stored_is_checked() -> None:
     value = value_of([("a", 1)], [5])
-    with pytest.raises(OperatorValueMismatch, match=r"belongs to operator 'op' .*not to 'other'"):
+    with pytest.raises(StateMismatch, match=r"belongs to operator 'op' .*not to 'other'"):
         OperatorLists("other", BOTH, value)
-    with pytest.raises(OperatorValueMismatch, match="'split' is no longer declared"):
+    with pytest.raises(StateMismatch, match="'split' is no longer declared"):
         OperatorLists("op", [UNION], value)
-    with pytest.raises(OperatorValueMismatch, match="as 'operator list state'"):
+    with pytest.raises(StateMismatch, match="as 'operator list state'"):
         BroadcastTables("op", [], value)
-    with pytest.raises(OperatorValueMismatch, match=r"stored as .*int64.* but declared as .*string"):
+    with pytest.raises(StateMismatch, match=r"stored as .*int64.* but declared as .*string"):
         OperatorLists("op", [SPLIT, OperatorListDescriptor("union", "STRING", Redistribution.UNION)], value)
-    with pytest.raises(OperatorValueMismatch, match="as UNION operator list state and declared as SPLIT"):
+    with pytest.raises(StateMismatch, match="as UNION operator list state and declared as SPLIT"):
         OperatorLists("op", [SPLIT, OperatorListDescriptor("union", "LONG")], value)
     with pytest.raises(FrameError):
         OperatorLists("op", BOTH, value[:40])
     lists = OperatorLists("op", BOTH, None)
-    with pytest.raises(OperatorValueMismatch, match="there is no operator list state 'x'"):
+    with pytest.raises(StateMismatch, match="there is no operator list state 'x'"):
         lists.state(OperatorListDescriptor("x", "LONG"))
     lists.state(UNION).add("text")
     with pytest.raises(StateValueError, match="'text'"):

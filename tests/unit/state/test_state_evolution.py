@@ -18,12 +18,7 @@ from flinkish_spark import (
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.evolution import StateMismatch, misfit
 from flinkish_spark.state.key_group import BasePolicy
-from flinkish_spark.state.operator_state import (
-    BroadcastTables,
-    OperatorListDescriptor,
-    OperatorLists,
-    OperatorValueMismatch,
-)
+from flinkish_spark.state.operator_state import BroadcastTables, OperatorListDescriptor, OperatorLists
 from tests.support.operator_harness import OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.5, smallest_delta_rows=2)
@@ -251,7 +246,7 @@ def test_of_states_without_keys_too_the_way_to_what_does_not_fit_is_named() -> N
         ("BINARY", "n LONG", "'key' is stored as string but declared as binary"),
         ("STRING", "m LONG", "'value' is stored as struct<n: int64> but declared as struct<m: int64>"),
     ):
-        with pytest.raises(OperatorValueMismatch, match=f"broadcast state 's': {says}"):
+        with pytest.raises(StateMismatch, match=f"broadcast state 's': {says}"):
             BroadcastTables("op", [MapStateDescriptor("s", key, value)], broadcast.dump())
 
 

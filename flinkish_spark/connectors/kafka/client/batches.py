@@ -6,7 +6,7 @@ everything else from all records at once, and Arrow copies the fields out.
 
 The decoder checks every length before it follows it: a field ends within its record, and a record within its
 batch. A checksum detects damage in transport only, so a batch that contradicts itself is a
-:class:`CorruptBatch` even if its checksum is valid.
+:class:`UnreadableBatchError` even if its checksum is valid.
 """
 
 from __future__ import annotations
@@ -501,12 +501,8 @@ _LAST_OFFSET = 2**63 - 1
 _MARKER_KEY_BYTES = 4
 
 
-class UnsupportedFormat(EnvironmentFault):
-    """A record format or codec that this package cannot read."""
-
-
-class CorruptBatch(EnvironmentFault):
-    """A record batch that fails its checksum or contradicts itself."""
+class UnreadableBatchError(EnvironmentFault):
+    """A record batch fails its checksum, contradicts itself, or has an unknown format or codec."""
 
 
 class TimestampType(enum.IntEnum):
@@ -567,7 +563,7 @@ def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
     while position + UNCHECKED.size <= len(view):
         base_offset, length, leader_epoch, magic, crc = UNCHECKED.unpack_from(view, position)
         if magic != MAGIC:
-            raise UnsupportedFormat(
+            raise UnreadableBatchError(
                 f"The batch at offset {base_offset} has record format {magic}, only {MAGIC} can be read",
                 what_to_do="rewrite the topic with a client of Kafka 0.11 or later",
                 base_offset=base_offset,
@@ -593,7 +589,7 @@ def _parse_header(base_offset: int, leader_epoch: int, covered: memoryview) -> B
     try:
         codec = Codec(attributes & CODEC_BITS)
     except ValueError as unknown:
-        raise UnsupportedFormat(
+        raise UnreadableBatchError(
             f"The batch at offset {base_offset} has an unknown codec",
             why=str(unknown),
             what_to_do="let producers use none, gzip, snappy, lz4 or zstd",
@@ -640,7 +636,7 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
     # In one call, which costs a fraction of a millisecond, and three times the size in memory.
     bodies = [_decompress_records(raw) for raw in raws]
     if sum(map(len, bodies)) > _MOST_BYTES:
-        raise UnsupportedFormat(
+        raise UnreadableBatchError(
             "More than 2 GiB of records were to be decoded at once",
             what_to_do="lower max.partition.fetch.bytes",
         )
@@ -660,7 +656,7 @@ def decode(*raws: RawBatch, with_headers: bool) -> DecodedRecords:
 
 
 def _decompress_records(raw: RawBatch) -> bytes | memoryview:
-    """Decompress the records; raise CorruptBatch if they are too short for the header's count."""
+    """Decompress the records; raise UnreadableBatchError if they are too short for the header's count."""
     header = raw.header
     try:
         body = raw.body if header.codec is Codec.NONE else decompress(header.codec, raw.body)
@@ -688,8 +684,8 @@ def _repeat_per_record(batch_headers: Sequence[BatchHeader], fields: RecordField
     return of_batches[fields.batch]
 
 
-def _make_corrupt_error(base_offset: int, why: str) -> CorruptBatch:
-    return CorruptBatch(
+def _make_corrupt_error(base_offset: int, why: str) -> UnreadableBatchError:
+    return UnreadableBatchError(
         f"The record batch at offset {base_offset} is corrupt",
         why=why,
         what_to_do="look at the partition with kafka-dump-log; reading again helps if the network did it",

@@ -30,7 +30,7 @@ from flinkish_spark.connectors.kafka.client.oauth import (
     make_option_error,
     take_token_source,
 )
-from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault
+from flinkish_spark.core.errors import AuthorizationError, ConfigError, RetriableError
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
 from flinkish_spark.protocol.choices import closest
 
@@ -614,14 +614,7 @@ def _final_tls_error(error: BaseException) -> ssl.SSLError | None:
     return None
 
 
-class TlsError(EnvironmentFault):
-    """A failed TLS handshake with Kafka; it may pass, since certificates may be being renewed."""
-
-    restartable = True
-    ends_when_repeated = True
-
-
-def _make_tls_error(servers: str, error: ssl.SSLError) -> TlsError:
+def _make_tls_error(servers: str, error: ssl.SSLError) -> RetriableError:
     reason = error.reason or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         why = f"the broker's certificate is not accepted: {error.verify_message.rstrip('.')}"
@@ -637,7 +630,7 @@ def _make_tls_error(servers: str, error: ssl.SSLError) -> TlsError:
     else:
         why = str(error)
         what_to_do = "check that security.protocol fits the port, and TLS versions and ciphers"
-    return TlsError(
+    return RetriableError(
         f"There is no TLS connection to Kafka at {servers}",
         why=why,
         what_to_do=what_to_do,

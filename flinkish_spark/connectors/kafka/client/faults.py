@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import kafka.errors as kafka_errors
 
 from flinkish_spark.connectors.kafka.client.client import describe_code
-from flinkish_spark.core.errors import AuthorizationError, BadRecordError, EnvironmentFault
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    BadRecordError,
+    RetriableError,
+    UnavailableError,
+)
 
 
 class Reaction(enum.Enum):
@@ -88,23 +94,6 @@ BAD_RECORD_MARKER = "[FLINKISH_BAD_RECORD]"
 NOT_AUTHORIZED_MARKER = "[FLINKISH_NOT_AUTHORIZED]"
 
 
-class StagingError(EnvironmentFault):
-    """An attempt to stage records failed; another attempt, with another transaction, may succeed."""
-
-    usual_advice = "look at the brokers if it goes on: the records are staged again"
-    restartable = True
-    ends_when_repeated = True
-
-    def __init__(self, what: str, **more: object) -> None:
-        super().__init__(f"staging records in Kafka failed: {what}", **more)  # type: ignore[arg-type]
-
-
-class StagingOutageError(StagingError):
-    """The brokers did not answer, or ended the transaction; the job itself is not at fault."""
-
-    ends_when_repeated = False
-
-
 def make_no_topic_error() -> BadRecordError:
     return BadRecordError(
         f"{BAD_RECORD_MARKER} a record names no topic and the sink has no default topic",
@@ -143,8 +132,27 @@ def describe_missing_right(code: int, topics: Iterable[str], transactional_id: s
     return f"a right of this kind: {describe_code(code)}"
 
 
-def make_unanswered_error(what: str, within_ms: int, last: str) -> StagingOutageError:
-    return StagingOutageError(f"{within_ms} ms were not enough to {what}", why=to_one_line(last))
+def _staging_facts(what: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    usual = "look at the brokers if it goes on: the records are staged again"
+    return {
+        **facts,
+        "what": f"staging records in Kafka failed: {what}",
+        "what_to_do": facts.get("what_to_do") or usual,
+    }
+
+
+def make_staging_error(what: str, **facts: Any) -> RetriableError:
+    """Return the error of an attempt that failed; another one, with another transaction, may succeed."""
+    return RetriableError(**_staging_facts(what, facts))
+
+
+def make_staging_outage(what: str, **facts: Any) -> UnavailableError:
+    """Return the error for brokers that did not answer, or ended the transaction: no fault of the job."""
+    return UnavailableError(**_staging_facts(what, facts))
+
+
+def make_unanswered_error(what: str, within_ms: int, last: str) -> UnavailableError:
+    return make_staging_outage(f"{within_ms} ms were not enough to {what}", why=to_one_line(last))
 
 
 def to_one_line(text: str) -> str:

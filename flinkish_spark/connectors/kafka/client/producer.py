@@ -538,7 +538,7 @@ class StagedTransaction:
         if not session.is_begun or name is None:
             return None
         if outbox.evidence is None:
-            raise faults.StagingError(
+            raise faults.make_staging_error(
                 "the broker acknowledged no record with its offset",
                 why="each was a repeat whose first answer was lost; the transaction's fate could not be "
                 "proved later",
@@ -556,7 +556,7 @@ class StagedTransaction:
             wire.close()
         if left:
             name = self._session.settings.transactional_id
-            raise faults.StagingError(f"{name} was not aborted", why=left)
+            raise faults.make_staging_error(f"{name} was not aborted", why=left)
 
     def _release(self) -> None:
         wire, self._wire = self._wire, None

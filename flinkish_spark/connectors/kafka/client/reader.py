@@ -16,10 +16,9 @@ from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
     BatchHeader,
-    CorruptBatch,
     DecodedRecords,
     RawBatch,
-    UnsupportedFormat,
+    UnreadableBatchError,
     batches,
     control_type,
     decode,
@@ -326,7 +325,7 @@ class RangeReader:
                     yield from self._decode(wanted, fetched)
                     # Free this answer before taking the next one: a third is already under way.
                     del fetched
-            except (CorruptBatch, UnsupportedFormat) as broken:
+            except UnreadableBatchError as broken:
                 broken.add_note(f"The batch was read from {wanted.topic}-{wanted.partition}.")
                 raise
             finally:

@@ -132,7 +132,7 @@ class ProducerSession:
             is_believed = doubt.is_confirmed(_UNKNOWN in codes.values())
             for topic, code in codes.items():
                 if code == _INVALID or (code == _UNKNOWN and is_believed):
-                    raise faults.StagingError(
+                    raise faults.make_staging_error(
                         f"topic '{topic}' does not exist",
                         why=f"the brokers at {self.wire.connection.servers} do not know it",
                         what_to_do="create it, or correct its name",
@@ -170,7 +170,7 @@ class ProducerSession:
             except AuthorizationError as denied:
                 raise faults.mark_authorization_error(denied, right) from None
             except EnvironmentFault as broken:
-                raise faults.StagingOutageError(
+                raise faults.make_staging_outage(
                     f"could not {what}: {faults.to_one_line(broken.what)}",
                     why=faults.to_one_line(broken.why),
                     what_to_do=broken.what_to_do,
@@ -199,7 +199,7 @@ class ProducerSession:
             case Reaction.NOT_AUTHORIZED:
                 return faults.make_missing_right_error(faults.describe_missing_right(code, topics, name))
             case Reaction.FENCED:
-                return faults.StagingOutageError(
+                return faults.make_staging_outage(
                     f"the transaction of {name} is no longer ours ({describe_code(code)})",
                     why="another attempt took its id, or its transaction timeout passed",
                     transactional_id=name,
@@ -210,7 +210,7 @@ class ProducerSession:
                     limit = "transaction.max.timeout.ms"
                     detail = detail or f"the transaction timeout is above the broker's {limit}"
                 why = faults.to_one_line(detail)
-                return faults.StagingError(
+                return faults.make_staging_error(
                     f"Kafka refused to {what} ({describe_code(code)})", why=why, code=code
                 )
 
@@ -357,13 +357,13 @@ class SharedSession(TransactionSession):
         for place, last in found.items():
             wanted = self._shared.find_next_sequence(place)
             if wanted is None:
-                raise faults.StagingError(
+                raise faults.make_staging_error(
                     f"partition {place[1]} of topic {place[0]} is not in the checkpoint's transaction",
                     why="it was added to the topic since the checkpoint began",
                 )
             # Sequence numbers wrap after 2**31 - 1 records; a transaction has fewer.
             if last != (wanted - 1 if wanted else None):
-                raise faults.StagingError(
+                raise faults.make_staging_error(
                     f"partition {place[1]} of topic {place[0]} is not as it was when the micro-batch began",
                     why="another attempt of its task has written to it, and brokers cannot tell them apart",
                     what_to_do="none: the transaction is given up, and its micro-batches run again",

@@ -76,7 +76,7 @@ class SharedTransaction:
         for topic, known in self._next.items():
             now = len(self._session.layout(topic).leaders)
             if now > len(known):
-                raise faults.StagingError(
+                raise faults.make_staging_error(
                     f"topic {topic} has {now} partitions, and {self.transactional_id} has {len(known)} of it",
                     why="they were added since the checkpoint began, and a record may name one of them",
                     what_to_do="none: the checkpoint is given up, and its micro-batches run again",
@@ -113,7 +113,7 @@ class SharedTransaction:
             self._wire, self.next_sequences, self._session.producer_id, self._session.producer_epoch
         )
         if difference:
-            raise faults.StagingError(
+            raise faults.make_staging_error(
                 f"{self.transactional_id} does not hold what its tasks have written",
                 why=difference,
                 what_to_do="none: it is given up, and its micro-batches run again",

@@ -20,11 +20,16 @@ from flinkish_spark.connectors.formats.registry import (
     NoSuchSchema,
     RegistryClient,
     RegistrySchema,
-    RegistryUnavailableError,
     record_name,
     subject_of,
 )
-from flinkish_spark.core.errors import AuthorizationError, ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.core.errors import (
+    AuthorizationError,
+    ConfigError,
+    EnvironmentFault,
+    SchemaError,
+    UnavailableError,
+)
 from tests.support.tls import make_certificates
 
 RECORD = '{"type": "record", "name": "Order", "namespace": "shop", "fields": [{"name": "a", "type": "int"}]}'
@@ -118,7 +123,7 @@ def test_an_outage_is_asked_again_and_passes(served: Registry, status: int) -> N
 
 def test_an_outage_that_stays_is_no_answer_about_a_record(served: Registry) -> None:
     served.answers = [(503, {"message": "away"})] * 1_000
-    with pytest.raises(RegistryUnavailableError, match="It answers 503") as away:
+    with pytest.raises(UnavailableError, match="It answers 503") as away:
         client(served, retry_ms=2_000).find_by_id(7)
     assert away.value.restartable and not away.value.ends_when_repeated and len(served.asked) > 1
 
@@ -148,7 +153,7 @@ def test_what_no_registry_says_is_asked_again_and_is_nothing_about_a_record(
     asking = client(served, retry_ms=60)
     served.answers = [answer] * 1_000
     for ask in (partial(asking.find_by_id, 7), partial(asking.newest, "orders-value")):
-        with pytest.raises(RegistryUnavailableError) as away:
+        with pytest.raises(UnavailableError) as away:
             ask()
         assert away.value.restartable and "Who are you?" not in str(away.value)
     served.answers = []
@@ -172,16 +177,16 @@ def test_a_reference_that_is_not_there_is_no_word_about_a_record(served: Registr
     served.answers = [(200, schema), missing, missing]
     assert client(served).find_by_id(7).references == (("shop.Item", '"int"'),), "a replica had it late"
     served.answers = [(200, schema)] + [missing] * 1_000
-    with pytest.raises(RegistryUnavailableError, match="version 2 of subject 'item'"):
+    with pytest.raises(UnavailableError, match="version 2 of subject 'item'"):
         client(served, retry_ms=60).find_by_id(7)
 
 
 def test_nobody_who_listens_is_an_outage(served: Registry) -> None:
     nobody = SchemaRegistry("http://127.0.0.1:1", retry_ms=50, timeout_ms=50)
-    with pytest.raises(RegistryUnavailableError):
+    with pytest.raises(UnavailableError):
         RegistryClient(nobody).find_by_id(7)
     no_file = replace(nobody, ca_location="/no/such/file.pem")
-    with pytest.raises(RegistryUnavailableError, match="FileNotFoundError"):
+    with pytest.raises(UnavailableError, match="FileNotFoundError"):
         RegistryClient(no_file).find_by_id(7)
 
 
@@ -265,7 +270,7 @@ def test_a_certificate_is_looked_at(tmp_path: Path) -> None:
     context.load_cert_chain(made.server)
     for served in serving(Registry(), context):
         assert client(served, ca_location=str(made.authority)).find_by_id(7).schema_id == 7
-        with pytest.raises(RegistryUnavailableError):
+        with pytest.raises(UnavailableError):
             client(served, retry_ms=100).find_by_id(7)
 
 

@@ -51,7 +51,9 @@ from flinkish_spark.core.errors import (
     BrokerUnavailableError,
     ConfigError,
     InternalError,
+    RetriableError,
     SchemaError,
+    UnavailableError,
 )
 from flinkish_spark.protocol.ids import Place
 from tests.support.clocks import ManualClock
@@ -434,16 +436,16 @@ def test_a_repeat_that_is_there_already_counts_as_written() -> None:
     cluster.faults = [code(kafka_errors.DuplicateSequenceNumberError.errno)]
     transaction = staged(cluster)
     transaction.write(None, numbered(1))
-    with pytest.raises(faults.StagingError, match="no record with its offset"):
+    with pytest.raises(RetriableError, match="no record with its offset"):
         transaction.prepare()
 
 
 @pytest.mark.parametrize(
     ("answer", "kind", "message"),
     [
-        (kafka_errors.OutOfOrderSequenceNumberError.errno, faults.StagingError, "45 OUT_OF_ORDER"),
-        (kafka_errors.UnknownProducerIdError.errno, faults.StagingError, "59 UNKNOWN_PRODUCER_ID"),
-        (kafka_errors.InvalidProducerEpochError.errno, faults.StagingError, "no longer ours"),
+        (kafka_errors.OutOfOrderSequenceNumberError.errno, RetriableError, "45 OUT_OF_ORDER"),
+        (kafka_errors.UnknownProducerIdError.errno, RetriableError, "59 UNKNOWN_PRODUCER_ID"),
+        (kafka_errors.InvalidProducerEpochError.errno, RetriableError, "no longer ours"),
         (
             kafka_errors.InvalidRecordError.errno,
             BadRecordError,
@@ -464,7 +466,7 @@ def test_a_repeat_that_is_there_already_counts_as_written() -> None:
             AuthorizationError,
             "IDEMPOTENT_WRITE on the cluster",
         ),
-        (-7, faults.StagingError, "-7"),
+        (-7, RetriableError, "-7"),
     ],
 )
 def test_other_answers_fail_the_attempt(answer: int, kind: type[Exception], message: str) -> None:
@@ -485,7 +487,7 @@ def test_nothing_is_tried_for_longer_than_the_delivery_timeout() -> None:
     started_ms = cluster.clock.now_ms
     transaction = staged(cluster, producer={"delivery_timeout_ms": 5_000})
     transaction.write(None, numbered(1))
-    with pytest.raises(faults.StagingError, match=r"5000 ms were not enough.*19 NOT_ENOUGH_REPLICAS"):
+    with pytest.raises(UnavailableError, match=r"5000 ms were not enough.*19 NOT_ENOUGH_REPLICAS"):
         transaction.prepare()
     assert 5_000 <= cluster.clock.now_ms - started_ms < 6_000
 
@@ -647,7 +649,7 @@ def test_an_unknown_topic_is_one_clear_error() -> None:
     cluster = ModelCluster(a=(1,))
     transaction = staged(cluster)
     transaction.write(None, numbered(1), topics="none")
-    with pytest.raises(faults.StagingError, match=r"topic 'none' does not exist.*create it"):
+    with pytest.raises(RetriableError, match=r"topic 'none' does not exist.*create it"):
         transaction.prepare()
     transaction.abandon()
     transaction.abandon()

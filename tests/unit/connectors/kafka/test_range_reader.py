@@ -14,7 +14,7 @@ import pytest
 from crc32c import crc32c
 
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
-from flinkish_spark.connectors.kafka.client.batches import CorruptBatch, batches, encode_batches
+from flinkish_spark.connectors.kafka.client.batches import UnreadableBatchError, batches, encode_batches
 from flinkish_spark.connectors.kafka.client.client import Isolation, WirePool
 from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -533,7 +533,7 @@ def test_deleted_records_that_their_batch_still_holds_are_not_read() -> None:
 def test_damaged_batches_are_noticed_unless_nobody_wants_to_know() -> None:
     data = bytearray(batch(0, 1, value=b"abc"))
     data[data.index(b"abc")] ^= 1
-    with pytest.raises(CorruptBatch, match="offset 0"):
+    with pytest.raises(UnreadableBatchError, match="offset 0"):
         decoded(bytes(data), 0, 1)
     assert decoded(bytes(data), 0, 1, check_crcs=False)[0]["value"].to_pylist() == [b"`bc"]
 
