@@ -9,24 +9,21 @@ from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.elements import OutputTag, tag_name
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import Arity, Range, check_fields
 from flinkish_spark.core.iterators import is_true
 from flinkish_spark.core.validation import (
-    check_function,
     check_methods,
-    hold_plain_values,
-    instance_of,
-    raise_config_errors,
     to_ms,
     unusable,
 )
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.durations import Duration, Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, check_factor, check_whole
+from flinkish_spark.protocol.limits import MOST_MS
 
 
 class ToSide(NamedTuple):
@@ -247,25 +244,16 @@ class AsyncRetryStrategy:
     [100, 200, 400]
     """
 
-    max_attempts: int
-    first_delay_ms: Milliseconds = 0
-    longest_delay_ms: Milliseconds = 0
-    multiplier: float = 1.0
-    result_predicate: ResultPredicate | None = None
-    exception_predicate: ExceptionPredicate | None = None
-    jitter: float = 0.0
+    max_attempts: Annotated[int, Range(0)]
+    first_delay_ms: Annotated[Milliseconds, Range(0)] = 0
+    longest_delay_ms: Annotated[Milliseconds, Range(0)] = 0
+    multiplier: Annotated[float, Range(1, MOST_MS)] = 1.0
+    result_predicate: Annotated[ResultPredicate | None, Arity(1)] = None
+    exception_predicate: Annotated[ExceptionPredicate | None, Arity(1)] = None
+    jitter: Annotated[float, Range(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors("give a whole number; delays are milliseconds"):
-            check_whole("max_attempts", self.max_attempts, least=0)
-            check_whole("the first delay", self.first_delay_ms, least=0)
-            check_whole("the longest delay", self.longest_delay_ms, least=0)
-            check_factor("jitter", self.jitter, 0, 1)
-            check_factor("multiplier", self.multiplier, 1, MOST_MS)
-        for name in ("result_predicate", "exception_predicate"):
-            if getattr(self, name) is not None:
-                check_function(getattr(self, name), name, 1)
+        check_fields(self, "give a whole number; delays are milliseconds")
 
     @classmethod
     def no_retry(cls) -> AsyncRetryStrategy:
@@ -277,10 +265,10 @@ class AsyncRetryStrategy:
         cls,
         max_attempts: int,
         backoff_time_millis: Duration,
-        result_predicate: ResultPredicate | None = None,
-        exception_predicate: ExceptionPredicate | None = None,
+        result_predicate: Annotated[ResultPredicate | None, Arity(1)] = None,
+        exception_predicate: Annotated[ExceptionPredicate | None, Arity(1)] = None,
         *,
-        jitter: float = 0.0,
+        jitter: Annotated[float, Range(0, 1)] = 0.0,
     ) -> AsyncRetryStrategy:
         """Return a strategy that waits equally long before each further call."""
         wait_ms = to_ms("backoff_time_millis", backoff_time_millis)
@@ -293,10 +281,10 @@ class AsyncRetryStrategy:
         initial_delay: Duration,
         max_retry_delay: Duration,
         multiplier: float,
-        result_predicate: ResultPredicate | None = None,
-        exception_predicate: ExceptionPredicate | None = None,
+        result_predicate: Annotated[ResultPredicate | None, Arity(1)] = None,
+        exception_predicate: Annotated[ExceptionPredicate | None, Arity(1)] = None,
         *,
-        jitter: float = 0.0,
+        jitter: Annotated[float, Range(0, 1)] = 0.0,
     ) -> AsyncRetryStrategy:
         """Return a strategy of growing waits: `initial_delay` ms, multiplied, up to `max_retry_delay` ms."""
         return cls(
@@ -391,14 +379,11 @@ class CircuitBreaker:
         One is not positive.
     """
 
-    failures: int = 10
-    reset_ms: Milliseconds = 30_000
+    failures: Annotated[int, Range(1)] = 10
+    reset_ms: Annotated[Milliseconds, Range(1)] = 30_000
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors("CircuitBreaker(failures=10, reset_ms=30_000)"):
-            check_whole("failures", self.failures, least=1)
-            check_whole("reset_ms", self.reset_ms, least=1)
+        check_fields(self, "CircuitBreaker(failures=10, reset_ms=30_000)")
 
 
 @dataclass(frozen=True)
@@ -427,6 +412,7 @@ class CallLimits:
     circuit_breaker: CircuitBreaker | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, value in (
             ("per_worker_per_s", self.per_worker_per_s),
             ("per_job_per_s", self.per_job_per_s),
@@ -435,13 +421,6 @@ class CallLimits:
                 raise ConfigError(
                     f"{name} is {value!r}", what_to_do="give a positive number of calls, or leave it out"
                 )
-        if self.circuit_breaker is not None:
-            instance_of(
-                "circuit_breaker",
-                self.circuit_breaker,
-                CircuitBreaker,
-                what_to_do="CircuitBreaker(failures=10)",
-            )
 
     def rate_per_s(self, workers: int) -> float | None:
         """Return the calls per second that each of several workers may begin; None for any number."""

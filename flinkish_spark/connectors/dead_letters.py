@@ -25,6 +25,7 @@ from flinkish_spark.contracts.sink import (
     StageResult,
 )
 from flinkish_spark.core.errors import ConfigError, InternalError, RetriableError
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
@@ -277,11 +278,7 @@ class SinkWithDeadLetters(Sink):
     dead_letters: Sink
 
     def __post_init__(self) -> None:
-        for name, kind in (("sink", TwoPhaseCommitSink), ("dead_letters", Sink)):
-            if not isinstance(given := getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} is a {type(given).__name__}", what_to_do=f"give an instance of a {kind.__name__}"
-                )
+        check_fields(self)
         if getattr(self.dead_letters, "barriers", BarrierRecords.NONE) is not BarrierRecords.NONE:
             raise ConfigError(
                 "the sink of dead letters writes barrier records",

@@ -25,9 +25,10 @@ from flinkish_spark.connectors.buffer import (
 from flinkish_spark.connectors.two_phase import record_as_json, records_of, to_utc
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import ConfigError, FlinkishError
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.iterators import USER_ERRORS, refuse_not_run
-from flinkish_spark.core.validation import check_function, instance_of
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 
@@ -120,7 +121,7 @@ class PrintSink(_CallingSink):
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        instance_of("prefix", self.prefix, str, what_to_do='give a text: PrintSink("totals> ")')
+        check_fields(self)
 
     def call(self, rows: Rows, checkpoint: CheckpointId) -> None:
         for row in rows:
@@ -185,7 +186,8 @@ class MemorySink(BufferedSink):
     name: str
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not self.name:
+        check_fields(self)
+        if not self.name:
             raise ConfigError(
                 f"the name of a MemorySink is {self.name!r}", what_to_do='give a text: MemorySink("totals")'
             )

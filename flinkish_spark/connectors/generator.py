@@ -10,7 +10,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,9 +19,9 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.validation import (
     check_methods,
-    hold_plain_values,
     instance_of,
     raise_config_errors,
     unusable,
@@ -103,16 +103,12 @@ class Field(ABC):
 class Counting(Field):
     """`start`, `start + step`, ...; begins again after `cycle` records, if given."""
 
-    start: int = 0
-    step: int = 1
-    cycle: int | None = None
+    start: Annotated[int, Range(-_MOST_LONG, _MOST_LONG)] = 0
+    step: Annotated[int, Range(-_MOST_LONG, _MOST_LONG)] = 1
+    cycle: Annotated[int | None, Range(1, _MOST_LONG)] = None
 
     def __post_init__(self) -> None:
-        with raise_config_errors("give whole numbers"):
-            check_whole("start", self.start, least=-_MOST_LONG, most=_MOST_LONG)
-            check_whole("step", self.step, least=-_MOST_LONG, most=_MOST_LONG)
-            if self.cycle is not None:
-                check_whole("cycle", self.cycle, least=1, most=_MOST_LONG)
+        check_fields(self, "give whole numbers")
 
     type = T.LongType()
 
@@ -167,11 +163,10 @@ class RandomDouble(Field):
 class RandomText(Field):
     """`length` letters and digits."""
 
-    length: int = 10
+    length: Annotated[int, Range(1, 100_000)] = 10
 
     def __post_init__(self) -> None:
-        with raise_config_errors("give a number of characters"):
-            check_whole("length", self.length, least=1, most=100_000)
+        check_fields(self, "give a number of characters")
 
     type = T.StringType()
 
@@ -235,11 +230,11 @@ class Times(Field):
     """
 
     start: datetime.datetime
-    step_ms: Milliseconds = 1_000
-    jitter_ms: Milliseconds = 0
+    step_ms: Annotated[Milliseconds, Range(0, _MOST_TIMES_MS)] = 1_000
+    jitter_ms: Annotated[Milliseconds, Range(0, _MOST_TIMES_MS)] = 0
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
         if not isinstance(self.start, datetime.datetime) or self.start.tzinfo is None:
             raise unusable(
                 "start",
@@ -247,9 +242,6 @@ class Times(Field):
                 wanted="a datetime with a time zone",
                 what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
             )
-        with raise_config_errors("give whole milliseconds"):
-            check_whole("step_ms", self.step_ms, least=0, most=_MOST_TIMES_MS)
-            check_whole("jitter_ms", self.jitter_ms, least=0, most=_MOST_TIMES_MS)
 
     type = T.TimestampType()
 

@@ -18,7 +18,8 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.bad_records import MOST_REASON, make_reasons
 from flinkish_spark.contracts.format import EncodedColumn, Format, PartReader, PartWriter
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.ddl import DdlError, parse_ddl
 from flinkish_spark.types.exact_text import JsonWriter, exact_text, unfit_for_json, unfit_for_text
 from flinkish_spark.types.hints import first_required, holds_nothing
@@ -48,7 +49,7 @@ class Json(Format):
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
+        check_fields(self)
 
     def make_reader(self, part: str) -> PartReader:
         return _ObjectReader(part, parse_fields(self.schema))
@@ -120,7 +121,7 @@ class String(_Column):
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
+        check_fields(self)
 
     def make_reader(self, part: str) -> PartReader:
         return _TextReader(part, T.StructType([T.StructField(self.column, T.StringType())]))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
+from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol import cancellation
 from flinkish_spark.protocol import restart as rules
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import CoordinationRules
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
+from flinkish_spark.protocol.limits import MOST_MS, Limit
 from flinkish_spark.protocol.retention import CheckpointRetention
 
 #: More checkpoints than this are a slip: in flight, each holds transactions open; retained, files on disk.
@@ -19,11 +21,6 @@ MOST_CONCURRENT = 100
 MOST_RETAINED = 1_000_000
 #: Three beats of an owner: a slow one is not a dead one.
 _LEAST_LEASE_MS = 15_000
-
-
-def require_positive(name: str, value: int) -> None:
-    with raise_config_errors(f"set {name} to 1 or more"):
-        check_whole(name, value, least=1)
 
 
 class CheckpointingMode(Choice):
@@ -80,31 +77,20 @@ class CheckpointConfig:
     600000
     """
 
-    interval_ms: Milliseconds = 10_000
-    timeout_ms: Milliseconds = 600_000
-    min_pause_ms: Milliseconds = 0
-    restart_budget_ms: Milliseconds = 120_000
-    retained: int = 50
-    max_concurrent: int = 1
-    tolerable_failures: Limit = 10
+    interval_ms: Annotated[Milliseconds, Range(1, MOST_MS)] = 10_000
+    timeout_ms: Annotated[Milliseconds, Range(1, MOST_MS)] = 600_000
+    min_pause_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 0
+    restart_budget_ms: Annotated[Milliseconds, Range(1, MOST_MS)] = 120_000
+    retained: Annotated[int, Range(1, MOST_RETAINED)] = 50
+    max_concurrent: Annotated[int, Range(1, MOST_CONCURRENT)] = 1
+    tolerable_failures: Annotated[Limit, Range(0)] = 10
     retention: CheckpointRetention = CheckpointRetention.RETAIN_ON_CANCELLATION
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     finished: FinishedParticipants = FinishedParticipants.ALLOWED
-    owner_lease_ms: Milliseconds = 60_000
+    owner_lease_ms: Annotated[Milliseconds, Range(_LEAST_LEASE_MS, MOST_MS)] = 60_000
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors("give CheckpointConfig such a value, or leave it out for its default"):
-            for name in ("interval_ms", "timeout_ms", "restart_budget_ms"):
-                check_whole(name, getattr(self, name), least=1, most=MOST_MS)
-            check_whole("owner_lease_ms", self.owner_lease_ms, least=_LEAST_LEASE_MS, most=MOST_MS)
-            check_whole("min_pause_ms", self.min_pause_ms, least=0, most=MOST_MS)
-            check_whole("retained", self.retained, least=1, most=MOST_RETAINED)
-            check_whole("max_concurrent", self.max_concurrent, least=1, most=MOST_CONCURRENT)
-            check_limit("tolerable_failures", self.tolerable_failures, least=0)
-            check_choice("retention", self.retention, CheckpointRetention)
-            check_choice("mode", self.mode, CheckpointingMode)
-            check_choice("finished", self.finished, FinishedParticipants)
+        check_fields(self, "give CheckpointConfig such a value, or leave it out for its default")
 
     @property
     def is_exactly_once(self) -> bool:
@@ -136,7 +122,7 @@ class _CheckedSettings:
     __slots__ = ()
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
         name = type(self).__name__
         what_to_do = f"give {name} values in this range, or leave them out for the defaults"
         with raise_config_errors(what_to_do):

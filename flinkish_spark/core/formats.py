@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import hold_plain_values, members_of, unusable
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
 
@@ -38,14 +38,12 @@ class DeadLetter:
     """
 
     topic: str
-    transaction_timeout_ms: Milliseconds | None = None
+    transaction_timeout_ms: Annotated[Milliseconds | None, Range(1)] = None
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
         if not self.topic:
             raise ConfigError("the dead-letter topic has no name", what_to_do="name an existing topic")
-        if self.transaction_timeout_ms is not None:
-            require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
 
 
 BadRecordPolicy = OnBadRecord | DeadLetter
@@ -68,14 +66,3 @@ class OnTombstone(Choice):
     KEEP = "keep"
     #: A deletion: the stream is a changelog with a column `_row_kind`, as that of Flink's `upsert-kafka`.
     DELETE = "delete"
-
-
-def check_policy(name: str, value: object) -> None:
-    if not isinstance(value, BadRecordPolicy):
-        raise unusable(
-            name,
-            value,
-            wanted="an OnBadRecord or a DeadLetter",
-            what_to_do='use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter("topic")',
-            choices=members_of(OnBadRecord),
-        )

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
-from flinkish_spark.core.validation import hold_plain_values
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.protocol.durations import PathText
 
 _BY_NAME = re.compile(r"env:([A-Za-z_][A-Za-z0-9_]*)")
@@ -52,7 +52,7 @@ class FileSecret:
     path: PathText
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
 
     def read(self) -> str:
         """Return the secret; raise EnvironmentFault if the file cannot be read."""

@@ -7,7 +7,6 @@ turns that into an error for users.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import inspect
@@ -73,16 +72,6 @@ def to_ms(name: str, value: Duration) -> int:
 
 def to_path(value: str | os.PathLike[str]) -> str:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
-def hold_plain_values(settings: Any) -> None:
-    """Convert the values of a dataclass's fields of type `Milliseconds` and `PathText` to int and str."""
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if "Milliseconds" in str(field.type):
-            object.__setattr__(settings, field.name, to_ms(field.name, value))
-        elif "PathText" in str(field.type):
-            object.__setattr__(settings, field.name, to_path(value))
 
 
 def refuse_unknown_parameters(kind: type, given: Iterable[str]) -> None:

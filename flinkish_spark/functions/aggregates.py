@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.validation import instance_of, unusable
 from flinkish_spark.protocol.choices import Choice
 
@@ -59,7 +60,7 @@ class FieldAggregate:
             raise unusable(
                 "fold", self.fold, wanted="Fold.SUM, Fold.MIN or Fold.MAX", what_to_do="give one of these"
             )
-        instance_of("field", self.field, str, what_to_do="give the name of a field")
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,7 @@ class ElementChoice:
     def __post_init__(self) -> None:
         if self.fold not in (Fold.MIN, Fold.MAX):
             raise unusable("fold", self.fold, wanted="Fold.MIN or Fold.MAX", what_to_do="give one of these")
-        instance_of("field", self.field, str, what_to_do="give the name of a field")
-        instance_of("ties", self.ties, Ties, what_to_do="give Ties.FIRST or Ties.LAST")
+        check_fields(self)
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import check_methods, hold_plain_values, instance_of, unusable
+from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.validation import unusable
 from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.windows.time_window import check_function_of_one, check_positive_count
+from flinkish_spark.windows.time_window import check_function_of_one
 
 
 class LookupTable(ABC):
@@ -58,13 +60,11 @@ class LookupCache:
         If there are more, the least recently used answers are removed.
     """
 
-    ttl_ms: Milliseconds
-    max_keys: int = 10_000
+    ttl_ms: Annotated[Milliseconds, Range(1, MAX_WATERMARK_MS)]
+    max_keys: Annotated[int, Range(1, MAX_WATERMARK_MS)] = 10_000
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        check_positive_count("ttl_ms", self.ttl_ms)
-        check_positive_count("max_keys", self.max_keys)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -84,17 +84,11 @@ class LookupJoin(JoinOfPairs):
     join_type: JoinType = JoinType.INNER
     function: ProcessJoinFunction | None = None
     cache: LookupCache | None = None
-    keys_per_call: int = 1_000
+    keys_per_call: Annotated[int, Range(1, MAX_WATERMARK_MS)] = 1_000
 
     def __post_init__(self) -> None:
         self._check_pairs()
         check_function_of_one("key_of", self.key_of)
-        kind: type = LookupTable
-        instance_of("table", self.table, kind, what_to_do="give an object of a subclass of LookupTable")
-        check_methods(self.table, kind, f"the {type(self.table).__name__} that is given as table")
-        if self.cache is not None:
-            instance_of("cache", self.cache, LookupCache, what_to_do="give a LookupCache, or leave it out")
-        check_positive_count("keys_per_call", self.keys_per_call)
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a lookup join cannot be a {self.join_type.value} join",

@@ -6,21 +6,17 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.validation import (
-    check_methods,
-    hold_plain_values,
-    instance_of,
-    raise_config_errors,
     unusable,
 )
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.state.descriptors import StateTtl
 from flinkish_spark.types.ddl import DdlError, parse_ddl
 from flinkish_spark.types.hints import first_required, unfit_for_rows
@@ -94,11 +90,9 @@ class JoinOfPairs:
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
     def _check_pairs(self) -> None:
+        check_fields(self, left_type=_AS_DDL, right_type=_AS_DDL)
         check_element_ddl("left_type", self.left_type)
         check_element_ddl("right_type", self.right_type)
-        check_one_of("join_type", self.join_type, JoinType)
-        if self.function is not None:
-            _check_function(self.function, ProcessJoinFunction)
 
 
 class CoGroupFunction(ABC):
@@ -153,6 +147,10 @@ class Side(enum.IntEnum):
     RIGHT = 1
 
 
+#: What to do about a type of elements that is no text.
+_AS_DDL = 'write the type as DDL, as "user STRING, amount LONG"'
+
+
 class Bound(Choice):
     """A bound of an interval, which contains it or not."""
 
@@ -164,18 +162,7 @@ class Bound(Choice):
 _MOST_MS = MAX_WATERMARK_MS // 2
 
 
-def check_one_of(name: str, value: object, kind: type[enum.Enum]) -> None:
-    members = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-    instance_of(name, value, kind, what_to_do=f"give one of {members}")
-
-
-def tag_or_none(name: str, value: object) -> None:
-    if value is not None:
-        instance_of(name, value, OutputTag, what_to_do="give an OutputTag, or leave it out")
-
-
 def check_element_ddl(name: str, value: Any) -> None:
-    instance_of(name, value, str, what_to_do='write the type as DDL, as "user STRING, amount LONG"')
     try:
         kind = parse_ddl(value)
         name_of_required, why = first_required(kind), unfit_for_rows(kind)
@@ -207,8 +194,8 @@ class IntervalJoin(JoinOfPairs):
 
     left_type: str
     right_type: str
-    lower_ms: Milliseconds
-    upper_ms: Milliseconds
+    lower_ms: Annotated[Milliseconds, Range(-_MOST_MS, _MOST_MS)]
+    upper_ms: Annotated[Milliseconds, Range(-_MOST_MS, _MOST_MS)]
     lower: Bound = Bound.INCLUSIVE
     upper: Bound = Bound.INCLUSIVE
     join_type: JoinType = JoinType.INNER
@@ -217,15 +204,7 @@ class IntervalJoin(JoinOfPairs):
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
         self._check_pairs()
-        with raise_config_errors("set it to a number of milliseconds, which may be negative"):
-            check_whole("lower_ms", self.lower_ms, least=-_MOST_MS, most=_MOST_MS)
-            check_whole("upper_ms", self.upper_ms, least=-_MOST_MS, most=_MOST_MS)
-        check_one_of("lower", self.lower, Bound)
-        check_one_of("upper", self.upper, Bound)
-        tag_or_none("left_late", self.left_late)
-        tag_or_none("right_late", self.right_late)
         if self.least_ms > self.greatest_ms:
             raise ConfigError(
                 f"the interval from {self.lower_ms} to {self.upper_ms} ms is empty",
@@ -270,24 +249,14 @@ class TemporalJoin(JoinOfPairs):
 
     def __post_init__(self) -> None:
         self._check_pairs()
-        tag_or_none("late_output", self.late_output)
         if self.is_deletion is not None:
             check_function_of_one("is_deletion", self.is_deletion)
-        if self.version_ttl is not None:
-            instance_of(
-                "version_ttl", self.version_ttl, StateTtl, what_to_do="give a StateTtl, or leave it out"
-            )
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a temporal join cannot be a {self.join_type.value} join",
                 why="a version is valid until the next one comes, so it is never known to have no partner",
                 what_to_do="use JoinType.INNER or JoinType.LEFT",
             )
-
-
-def _check_function(function: object, kind: type) -> None:
-    instance_of("function", function, kind, what_to_do=f"give a {kind.__name__}")
-    check_methods(function, kind, f"the {type(function).__name__} of a join")
 
 
 @dataclass(frozen=True)
@@ -313,10 +282,10 @@ class WindowCoGroup:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self, left_type=_AS_DDL, right_type=_AS_DDL)
         check_element_ddl("left_type", self.left_type)
         check_element_ddl("right_type", self.right_type)
         _check(self)
-        _check_function(self.function, CoGroupFunction)
 
 
 @dataclass(frozen=True)
@@ -354,15 +323,12 @@ class WindowJoin(JoinOfPairs):
 
 
 def _check(one: WindowCoGroup | WindowJoin) -> None:
-    instance_of("windows", one.windows, WindowSpec, what_to_do="give a WindowSpec")
     if one.windows.retraction_field is not None:
         raise ConfigError(
             "a join cannot have retractions",
             why="it does not keep the pairs that it has emitted",
             what_to_do="leave retraction_field out, or reduce the joined stream in windows of its own",
         )
-    tag_or_none("left_late", one.left_late)
-    tag_or_none("right_late", one.right_late)
     if one.windows.late_output is not None:
         raise ConfigError(
             "the windows of a join have a late_output",

@@ -12,7 +12,8 @@ from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
-from flinkish_spark.core.validation import instance_of, reducer
+from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.validation import reducer
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
@@ -51,7 +52,7 @@ from flinkish_spark.operators.joins import IntervalJoinOperator, TemporalJoinOpe
 from flinkish_spark.operators.process import KeyedStreamOperator
 from flinkish_spark.operators.window_loop import LoopedWindows, make_looped_windows
 from flinkish_spark.operators.windowing import WindowOperator, window_operator
-from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl, check_ttl
+from flinkish_spark.state.descriptors import MapStateDescriptor, StateTtl
 from flinkish_spark.types.ddl import ddl_of, parse_ddl
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.types.rows import ElementType
@@ -67,7 +68,7 @@ class _TtlFactory:
     ttl: StateTtl | None
 
     def __post_init__(self) -> None:
-        check_ttl("ttl", self.ttl)
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -137,10 +138,6 @@ class ChangelogFactory(_TtlFactory, OperatorFactory):
     row_kind: str
     #: Time to live of the state of a key.
     ttl: StateTtl | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
     def find_kind_position(self, schema: T.StructType) -> int:
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():

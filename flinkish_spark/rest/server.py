@@ -6,13 +6,13 @@ import socket
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
 
 if TYPE_CHECKING:
@@ -51,19 +51,18 @@ class UiConfig:
     """
 
     host: str = "127.0.0.1"
-    port: int = 0
+    port: Annotated[int, Range(0, _MOST_PORT)] = 0
     token: str | None = field(default=None, repr=False)
     names: Sequence[str] = ()
     can_change: bool = True
     savepoint_dir: PathText = ""
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        instance_of("host", self.host, str, what_to_do='give an address like "127.0.0.1"')
-        is_port = isinstance(self.port, int) and not isinstance(self.port, bool)
-        if not is_port or not 0 <= self.port <= _MOST_PORT:
-            what_to_do = "give a number from 1 to 65535, or 0 for a port that is free"
-            raise ConfigError(f"port={self.port!r} is no port", what_to_do=what_to_do)
+        check_fields(
+            self,
+            host='give an address like "127.0.0.1"',
+            port="give a number from 1 to 65535, or 0 for a port that is free",
+        )
         if self.token is not None and (not isinstance(self.token, str) or len(self.token) < 16):
             raise ConfigError(
                 "the token cannot be used",

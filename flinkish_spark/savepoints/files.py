@@ -22,6 +22,7 @@ from flinkish_spark.core.errors import (
     StoreError,
     UserError,
 )
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.store import (
     CreateResult,
     LocalStore,
@@ -31,11 +32,9 @@ from flinkish_spark.core.store import (
     make_directories,
 )
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import hold_plain_values, instance_of, raise_config_errors
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
-from flinkish_spark.protocol.limits import check_choice
 from flinkish_spark.protocol.savepoints import (
     STATE_ENDING,
     STATE_FOLDER,
@@ -544,12 +543,7 @@ class RestoreSettings:
     store_options: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        instance_of("path", self.path, str, what_to_do='give RestoreSettings("/absolute/path")')
-        with raise_config_errors("give RestoreSettings one of these, without quotes"):
-            check_choice("claim", self.claim, ClaimMode)
-            check_choice("non_restored", self.non_restored, NonRestoredState)
-            check_choice("unpositioned", self.unpositioned, UnpositionedSources)
+        check_fields(self, path='give RestoreSettings("/absolute/path")')
         if "://" in self.path.removeprefix("file://"):
             _ = self.place
         elif not Path(self.path.removeprefix("file://")).is_absolute():

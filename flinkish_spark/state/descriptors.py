@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from pyspark.sql import types as T
 
 from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.validation import (
     check_aggregate,
-    hold_plain_values,
     instance_of,
-    raise_config_errors,
     reducer,
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.hints import Made, NoSuchType, StateType, maker_of, refuse_as_key, to_ddl
 
@@ -57,15 +55,11 @@ class StateTtl:
     <TtlUpdate.ON_CREATE_AND_WRITE: 'ON_CREATE_AND_WRITE'>
     """
 
-    ttl_ms: Milliseconds
+    ttl_ms: Annotated[Milliseconds, Range(1, _MOST_MS)]
     update: TtlUpdate = TtlUpdate.ON_CREATE_AND_WRITE
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors("set ttl_ms to a number of milliseconds, 1 or more"):
-            check_whole("ttl_ms", self.ttl_ms, least=1, most=_MOST_MS)
-        what_to_do = "give TtlUpdate.ON_CREATE_AND_WRITE or TtlUpdate.ON_READ_AND_WRITE"
-        instance_of("update", self.update, TtlUpdate, what_to_do=what_to_do)
+        check_fields(self, ttl_ms="set ttl_ms to a number of milliseconds, 1 or more")
 
     def is_expired(self, touched_ms: int, now_ms: int) -> bool:
         """Return whether an entry that was last accessed at `touched_ms` is expired at `now_ms`."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.validation import (
     check_aggregate,
-    check_methods,
     function_object,
-    hold_plain_values,
     instance_of,
     raise_config_errors,
     reducer,
@@ -60,32 +59,22 @@ class WindowSpec:
     assigner: WindowAssigner
     trigger: Trigger | None = None
     evictor: Evictor | None = None
-    allowed_lateness_ms: Milliseconds = 0
+    allowed_lateness_ms: Annotated[Milliseconds, Range(0, MAX_WATERMARK_MS)] = 0
     late_output: OutputTag | None = None
     retraction_field: str | None = None
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors("set allowed_lateness_ms to a number of milliseconds, 0 or more"):
-            check_whole("allowed_lateness_ms", self.allowed_lateness_ms, least=0, most=MAX_WATERMARK_MS)
-        kinds: type = WindowAssigner
-        instance_of("assigner", self.assigner, kinds, what_to_do="give windows, as `GlobalWindows()`")
-        check_methods(self.assigner, kinds, f"the {type(self.assigner).__name__} that is given as assigner")
+        check_fields(
+            self,
+            assigner="give windows, as `GlobalWindows()`",
+            allowed_lateness_ms="set allowed_lateness_ms to a number of milliseconds, 0 or more",
+        )
         clock = getattr(self.assigner, "clock", None)
         instance_of(
             "clock", clock, TimeDomain, what_to_do="give the assigner a clock, as TimeDomain.EVENT_TIME"
         )
         if self.evictor is None:
             object.__setattr__(self, "evictor", self.assigner.default_evictor())
-        for name, value, kind in (
-            ("trigger", self.trigger, Trigger),
-            ("evictor", self.evictor, Evictor),
-            ("late_output", self.late_output, OutputTag),
-            ("retraction_field", self.retraction_field, str),
-        ):
-            if value is not None:
-                instance_of(name, value, kind, what_to_do="give one, or leave it out")
-                check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
         if isinstance(self.assigner, MergingWindowAssigner) and not self.actual_trigger.can_merge():
             raise ConfigError(
                 f"{type(self.assigner).__name__} cannot have the trigger {type(self.trigger).__name__}",

@@ -27,7 +27,7 @@ from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.core.validation import hold_plain_values
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.ids import CheckpointId
@@ -70,7 +70,7 @@ class DeltaManifest(Manifest):
     path: PathText
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
         check_path("the manifest's path", self.path)
 
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:

@@ -12,16 +12,14 @@ from typing import Any
 from flinkish_spark.connectors.delta.files import FOLDER, TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import (
     Append,
-    OverwritePartitions,
     SchemaEvolution,
-    Upsert,
     WriteMode,
 )
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.object_store import ObjectStore
 from flinkish_spark.core.store import UnknownOutcomeError
 from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, redact_url
-from flinkish_spark.core.validation import hold_plain_values, instance_of
 from flinkish_spark.protocol.durations import PathText
 
 _SCHEMA_OPTIONS = frozenset({"mergeschema", "overwriteschema", "replacewhere", "partitionoverwritemode"})
@@ -54,24 +52,13 @@ class DeltaSinkSettings:
     store_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self, writer="leave writer out")
         if self.writer not in (None, "python"):
             raise ConfigError(
                 f"writer is {self.writer!r}", why="tasks write files in Python", what_to_do="leave writer out"
             )
         object.__setattr__(self, "writer", "python")
         check_store_options(self.path, self.store_options)
-        instance_of(
-            "schema_evolution",
-            self.schema_evolution,
-            SchemaEvolution,
-            what_to_do="use SchemaEvolution.NONE, ADD_COLUMNS or WIDEN_TYPES",
-        )
-        if not isinstance(self.mode, Append | Upsert | OverwritePartitions):
-            raise ConfigError(
-                f"mode is {self.mode!r}",
-                what_to_do="use Append(), Upsert(keys=...) or OverwritePartitions()",
-            )
         for name in self.options:
             what, why, what_to_do = "cannot be used", "", ""
             if name.lower() in _SCHEMA_OPTIONS:

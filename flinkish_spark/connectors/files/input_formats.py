@@ -17,9 +17,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, raise_config_errors
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.limits import check_choice
 from flinkish_spark.types.arrow_columns import find_beyond_years
 from flinkish_spark.types.arrow_types import spark_type
 from flinkish_spark.types.json_columns import JsonReader
@@ -300,10 +299,9 @@ class CsvFiles(InputFormat):
     delimiter: str = ","
 
     def __post_init__(self) -> None:
-        with raise_config_errors("give CsvHeader.NAMES or CsvHeader.NONE"):
-            check_choice("header", self.header, CsvHeader)
         what_to_do = "give one ASCII character, which is no quote and no end of a line"
-        text = instance_of("delimiter", self.delimiter, str, what_to_do=what_to_do)
+        check_fields(self, delimiter=what_to_do)
+        text = self.delimiter
         if len(text) != 1 or not text.isascii() or text in _NO_DELIMITERS:
             raise ConfigError(f"delimiter is {text!r}", what_to_do=what_to_do)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from string import Formatter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from zoneinfo import ZoneInfo
 
 from flinkish_spark.connectors.files.buckets import (
@@ -27,15 +27,15 @@ from flinkish_spark.connectors.files.buckets import (
 from flinkish_spark.connectors.files.disk import Disk
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.validation import (
     check_function,
-    hold_plain_values,
     raise_config_errors,
     require_methods,
 )
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, check_choice, check_whole
+from flinkish_spark.protocol.limits import MOST_MS, check_choice
 from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
@@ -175,12 +175,10 @@ class ProcessTime:
         Time after that decision; 0 commits it at every checkpoint with data for it.
     """
 
-    delay_ms: Milliseconds = 0
+    delay_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 0
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors(_LEAVE_OUT):
-            check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,14 +210,12 @@ class PartitionTime:
     """
 
     pattern: str | None = None
-    delay_ms: Milliseconds = 0
+    delay_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 0
     zone: str = "UTC"
     watermark: Callable[[CompletedCheckpoint], int | None] | None = None
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors(_LEAVE_OUT):
-            check_whole("delay_ms", self.delay_ms, least=0, most=MOST_MS)
+        check_fields(self)
         if self.watermark is not None:
             check_function(self.watermark, "the watermark of PartitionTime", 1)
         try:

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.disk import Disk, bucket_of
 from flinkish_spark.connectors.files.output_formats import FileFormat
 from flinkish_spark.connectors.files.writer import FrameFiles
 from flinkish_spark.core.errors import UnavailableError
-from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, check_limit, check_whole
+from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quote_name
 
@@ -51,11 +51,10 @@ class RollOnCheckpoint:
     67108864
     """
 
-    part_bytes: Limit = UNLIMITED
+    part_bytes: Annotated[Limit, Range(1)] = UNLIMITED
 
     def __post_init__(self) -> None:
-        with raise_config_errors(_LEAVE_OUT):
-            check_limit("part_bytes", self.part_bytes, least=1)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +84,12 @@ class RollingPolicy:
     900000
     """
 
-    part_bytes: int = 128 * _MIB
-    rollover_ms: Milliseconds = 900_000
-    inactivity_ms: Milliseconds = 60_000
+    part_bytes: Annotated[int, Range(1)] = 128 * _MIB
+    rollover_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 900_000
+    inactivity_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 60_000
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors(_LEAVE_OUT):
-            check_whole("part_bytes", self.part_bytes, least=1)
-            check_whole("rollover_ms", self.rollover_ms, least=0, most=MOST_MS)
-            check_whole("inactivity_ms", self.inactivity_ms, least=0, most=MOST_MS)
+        check_fields(self)
 
 
 Rolling = RollOnCheckpoint | RollingPolicy
@@ -115,11 +110,10 @@ class Compaction:
     134217728
     """
 
-    part_bytes: int = 128 * _MIB
+    part_bytes: Annotated[int, Range(1)] = 128 * _MIB
 
     def __post_init__(self) -> None:
-        with raise_config_errors(_LEAVE_OUT):
-            check_whole("part_bytes", self.part_bytes, least=1)
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

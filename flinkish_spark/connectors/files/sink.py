@@ -42,9 +42,8 @@ from flinkish_spark.core.errors import (
     SchemaError,
     UserFunctionError,
 )
-from flinkish_spark.core.validation import hold_plain_values, instance_of, raise_config_errors
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.protocol.durations import PathText
-from flinkish_spark.protocol.limits import check_choice
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -142,17 +141,8 @@ class FileSink(Sink):
     partition_commit: PartitionCommit | None = None
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
         local_path(self.path)
-        with raise_config_errors(_LEAVE_OUT):
-            check_choice("format", self.format, FileFormat)
-        if not isinstance(self.rolling, RollOnCheckpoint | RollingPolicy):
-            raise ConfigError(
-                f"rolling is {self.rolling!r}", what_to_do="use RollOnCheckpoint() or RollingPolicy(...)"
-            )
-        for name, kind in (("compaction", Compaction), ("partition_commit", PartitionCommit)):
-            if (given := getattr(self, name)) is not None:
-                instance_of(name, given, kind, what_to_do=f"use {kind.__name__}(...)")
         if self.compaction is not None and isinstance(self.rolling, RollingPolicy):
             raise ConfigError(
                 "a file sink has both a RollingPolicy and a Compaction",

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -26,7 +26,8 @@ from flinkish_spark.connectors.formats.registered import RegisteredFormat, parse
 from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaRegistry, header, record_name
 from flinkish_spark.contracts.format import EncodedColumn, PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX
 
@@ -90,14 +91,14 @@ class Avro(RegisteredFormat):
     """
 
     schema: str = ""
-    schema_id: int | None = None
+    schema_id: Annotated[int | None, Range(0, _MOST_SCHEMA_ID)] = None
     registry: SchemaRegistry | None = None
     on_schema_change: OnSchemaChange = OnSchemaChange.FAIL
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
     _kind = "AVRO"
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
+        check_fields(self)
         if self.schema:
             found = parse_schema_text(self.schema, "Avro schema")
             is_record = isinstance(found, dict) and found.get("type") == "record"
@@ -108,11 +109,6 @@ class Avro(RegisteredFormat):
         self._check_change(has_fields=bool(self.schema))
         if self.schema_id is None:
             return
-        number = self.schema_id
-        if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST_SCHEMA_ID:
-            raise ConfigError(
-                f"schema_id is {number!r}", what_to_do=f"give a whole number from 0 to {_MOST_SCHEMA_ID}"
-            )
         if not self.schema:
             raise ConfigError(
                 "Avro has a schema_id and no schema",

@@ -31,7 +31,8 @@ from flinkish_spark.connectors.plain_formats import parse_fields
 from flinkish_spark.contracts.format import Changelog, Changes, Format
 from flinkish_spark.core.changelogs import ChangelogMode
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.core.validation import instance_of
 
 #: Debezium's default `unavailable.value.placeholder`.
@@ -45,8 +46,7 @@ class _JsonChanges(Changes):
     mode: ChangelogMode = ChangelogMode.ALL
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
-        instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
+        check_fields(self)
 
     @abstractmethod
     def _make_envelope(self) -> Envelope: ...
@@ -106,7 +106,6 @@ class DebeziumJson(_JsonChanges):
         super().__post_init__()
         for one in self.decimals.values() if isinstance(self.decimals, Mapping) else (self.decimals,):
             instance_of("decimals", one, DecimalHandling, what_to_do="use DecimalHandling.PRECISE")
-        instance_of("unavailable", self.unavailable, str, what_to_do="give the connector's placeholder")
         units = self.epoch_units
         if not isinstance(units, Mapping) or not all(isinstance(one, EpochUnit) for one in units.values()):
             raise ConfigError(
@@ -164,11 +163,6 @@ class _TableChanges(_JsonChanges):
     _envelope: ClassVar[type[TableEnvelope]]
     database: str = ""
     table: str = ""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("database", "table"):
-            instance_of(name, getattr(self, name), str, what_to_do="give a name, or leave it out")
 
     def _make_envelope(self) -> Envelope:
         return self._envelope(self, self.database, self.table)
@@ -257,8 +251,7 @@ class DebeziumAvro(Changes):
     unavailable: str = UNAVAILABLE
 
     def __post_init__(self) -> None:
-        instance_of("mode", self.mode, ChangelogMode, what_to_do="use ChangelogMode.ALL or UPSERT")
-        instance_of("unavailable", self.unavailable, str, what_to_do="give the connector's placeholder")
+        check_fields(self)
         _ = self.envelope  # Raises if it cannot be.
 
     @property

@@ -16,7 +16,8 @@ from flinkish_spark.connectors.formats.reader import CodecError, ConvertingReade
 from flinkish_spark.connectors.plain_formats import check_exact, choose_fields, parse_fields
 from flinkish_spark.contracts.format import EncodedColumn, Format, PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.json_columns import replace_months
 from flinkish_spark.types.text_values import parser_of
@@ -50,7 +51,7 @@ class Csv(Format):
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
+        check_fields(self)
         if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in '"\r\n\0':
             raise ConfigError(
                 f"delimiter is {self.delimiter!r}",

@@ -48,7 +48,8 @@ from flinkish_spark.connectors.plain_formats import (
 )
 from flinkish_spark.contracts.format import PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.exact_text import JsonWriter, unfit_for_json
 from flinkish_spark.types.schemas import check_field_names
 
@@ -521,7 +522,7 @@ class JsonSchema(RegisteredFormat):
     _kind = "JSON"
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
+        check_fields(self)
         self._check_change(has_fields=bool(self.schema or self.fields))
         if self.schema and not isinstance(parse_schema_text(self.schema, "JSON Schema"), dict):
             raise ConfigError("the JSON Schema is no object", what_to_do='write {"type": "object", ...}')

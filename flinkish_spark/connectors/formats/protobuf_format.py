@@ -28,7 +28,8 @@ from flinkish_spark.connectors.formats.registered import RegisteredFormat
 from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaRegistry, client_of
 from flinkish_spark.contracts.format import PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord, check_policy
+from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +66,7 @@ class Protobuf(RegisteredFormat):
     _kind = "PROTOBUF"
 
     def __post_init__(self) -> None:
-        check_policy("on_bad_record", self.on_bad_record)
-        if not isinstance(self.descriptor, bytes):
-            raise ConfigError(
-                f"descriptor is {type(self.descriptor).__name__}",
-                what_to_do="give the bytes of the file, or take Protobuf.of(orders_pb2.Order)",
-            )
+        check_fields(self)
         self._check_change(has_fields=bool(self.descriptor))
 
     @classmethod

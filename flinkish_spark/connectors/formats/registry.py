@@ -17,10 +17,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from flinkish_spark.core.clock import backoff_ms
-from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import (
     AuthorizationError,
     ConfigError,
@@ -30,8 +29,8 @@ from flinkish_spark.core.errors import (
     raise_translated,
 )
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.secrets import secret_of
-from flinkish_spark.core.validation import hold_plain_values, instance_of, members_of
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
 
@@ -120,8 +119,8 @@ class SchemaRegistry:
     ca_location: str = ""
     certificate_location: str = ""
     key_location: str = ""
-    timeout_ms: Milliseconds = 10_000
-    retry_ms: Milliseconds = 30_000
+    timeout_ms: Annotated[Milliseconds, Range(1)] = 10_000
+    retry_ms: Annotated[Milliseconds, Range(1)] = 30_000
     strategy: SubjectNameStrategy = SubjectNameStrategy.TOPIC_NAME
     subject: str = ""
     registration: Registration = Registration.AUTOMATIC
@@ -138,7 +137,7 @@ class SchemaRegistry:
         return secret_of(getattr(self, name), f"{name} of the schema registry").read()
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self)
         urls = [one.strip() for one in self.url.split(",")] if isinstance(self.url, str) else [""]
         if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one) for one in urls):
             raise ConfigError(
@@ -158,11 +157,6 @@ class SchemaRegistry:
                 "the schema registry has a key_location and no certificate_location",
                 what_to_do="give the certificate that the key belongs to",
             )
-        require_positive("timeout_ms", self.timeout_ms)
-        require_positive("retry_ms", self.retry_ms)
-        for name, kind in (("strategy", SubjectNameStrategy), ("registration", Registration)):
-            names = ", ".join(members_of(kind))
-            instance_of(name, getattr(self, name), kind, what_to_do=f"use one of {names}")
 
 
 class NoSuchSchema(LookupError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pyspark.sql import types as T
 
@@ -15,16 +15,14 @@ from flinkish_spark.connectors.jdbc.committer import JdbcCommitter
 from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, WriteMode
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
-from flinkish_spark.connectors.jdbc.settings import DeadLetterTable, JdbcSettings, RecordCheck, RefusedPolicy
+from flinkish_spark.connectors.jdbc.settings import JdbcSettings, RecordCheck, RefusedPolicy
 from flinkish_spark.connectors.jdbc.types import is_supported
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter
-from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.secrets import Secret, secret_of
-from flinkish_spark.core.suggestions import closest
-from flinkish_spark.core.validation import hold_plain_values
 from flinkish_spark.protocol.durations import Milliseconds
 
 if TYPE_CHECKING:
@@ -183,7 +181,7 @@ class JdbcSink(BufferedSink):
     create_table: bool = False
     on_refused: RefusedPolicy = OnBadRecord.FAIL
     control_table: str = CONTROL_TABLE
-    timeout_ms: Milliseconds = DEFAULT_TIMEOUT_MS
+    timeout_ms: Annotated[Milliseconds, Range(1)] = DEFAULT_TIMEOUT_MS
     row_kind: str = ""
     #: The table's columns by uid, found by the preflight: staging must go on while the database is
     #: unavailable.
@@ -192,20 +190,9 @@ class JdbcSink(BufferedSink):
     )
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        given: object = self.key
-        if isinstance(given, str):
-            raise ConfigError(f"key={self.key!r} is text", what_to_do=f"give a tuple: key=({self.key!r},)")
-        object.__setattr__(self, "key", tuple(self.key))
+        check_fields(self, key='name the columns in a tuple: key=("id",)')
         object.__setattr__(self, "mode", WriteMode.of(self.mode))
         object.__setattr__(self, "password", secret_of(self.password))
-        if not isinstance(self.on_refused, OnBadRecord | DeadLetterTable):
-            raise ConfigError(
-                f"on_refused={self.on_refused!r} is no policy of this sink",
-                why=closest(str(self.on_refused), OnBadRecord.__members__),
-                what_to_do='use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetterTable("name")',
-            )
-        require_positive("timeout_ms", self.timeout_ms)
         settings = self.settings  # checks URL and names
         if self.row_kind and self.delete_when:
             raise ConfigError(

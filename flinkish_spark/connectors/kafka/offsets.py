@@ -24,11 +24,12 @@ from flinkish_spark.connectors.kafka.client.admin import (
 from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.validation import instance_of, raise_config_errors, unusable
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Form, StoredObject, store_as
 from flinkish_spark.protocol.ids import Place
-from flinkish_spark.protocol.limits import check_choice, check_whole
+from flinkish_spark.protocol.limits import check_whole
 
 LOG = logging.getLogger(__name__)
 #: How long checkpoints wait for a group's offsets to be stored after a passing error.
@@ -138,11 +139,10 @@ class KafkaStart(ABC):
 
 @dataclass(frozen=True)
 class _TimestampBoundary:
-    timestamp_ms: int
+    timestamp_ms: Annotated[int, Range(0, (1 << 63) - 1)]
 
     def __post_init__(self) -> None:
-        with raise_config_errors("give milliseconds since 1970"):
-            check_whole("timestamp_ms", self.timestamp_ms, least=0, most=(1 << 63) - 1)
+        check_fields(self, "give milliseconds since 1970")
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         return find_offsets_by_time(
@@ -184,8 +184,7 @@ class StartAtOffsets(KafkaStart):
     def __post_init__(self) -> None:
         to_do = 'give numbers by topic and partition: {"orders": {0: 1_000, 1: 1_200}}'
         _check_offsets("start", self.starts, to_do)
-        with raise_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
-            check_choice("otherwise", self.otherwise, StartingOffsets)
+        check_fields(self)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         given = from_json(self.starts)
@@ -215,9 +214,7 @@ class StartAtCommittedOffsets(KafkaStart):
     otherwise: StartingOffsets = StartingOffsets.EARLIEST
 
     def __post_init__(self) -> None:
-        instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
-        with raise_config_errors("give StartingOffsets.EARLIEST or StartingOffsets.LATEST"):
-            check_choice("otherwise", self.otherwise, StartingOffsets)
+        check_fields(self)
 
     def offsets(self, admin: KafkaAdmin, places: Sequence[Place]) -> dict[Place, int]:
         wanted = set(places)

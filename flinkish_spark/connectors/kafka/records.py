@@ -16,12 +16,12 @@ from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors.bad_records import REASON, drop_bad_records, make_reasons
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.connectors.plain_formats import Raw
-from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader, check_format
+from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import UNREADABLE_MARKER, BadRecordError, ConfigError, SchemaError
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord, OnTombstone
-from flinkish_spark.core.validation import instance_of
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 from flinkish_spark.types.ddl import quote_name
@@ -51,12 +51,7 @@ class Decoding:
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
-        if self.key is not None:
-            check_format("key", self.key)
-        to_do = 'give a text, such as key_fields_prefix="key_", or leave it out'
-        instance_of("key_fields_prefix", self.key_fields_prefix, str, what_to_do=to_do)
-        to_do = "use OnTombstone.REFUSE, DROP, KEEP or DELETE"
-        instance_of("tombstones", self.tombstones, OnTombstone, what_to_do=to_do)
+        check_fields(self)
         if self.key is None and self.tombstones is OnTombstone.DELETE:
             raise ConfigError(
                 "tombstones is OnTombstone.DELETE, and the source has no key",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 from pyspark.sql import types as T
 
@@ -18,10 +18,10 @@ from flinkish_spark.connectors.kafka.client.settings import (
 )
 from flinkish_spark.connectors.plain_formats import Json, Raw
 from flinkish_spark.contracts.format import Format, check_format
-from flinkish_spark.core.config import require_positive
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord, check_policy
-from flinkish_spark.core.validation import hold_plain_values, instance_of, values_by_name
+from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord
+from flinkish_spark.core.validation import values_by_name
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.durations import Milliseconds
 
@@ -56,7 +56,7 @@ class KafkaSinkSettings:
     topic: str
     key: str | Format = ""
     value: Format = field(default_factory=Json)
-    transaction_timeout_ms: Milliseconds = DEFAULT_TRANSACTION_TIMEOUT_MS
+    transaction_timeout_ms: Annotated[Milliseconds, Range(1)] = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -74,7 +74,7 @@ class KafkaSinkSettings:
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
+        check_fields(self, writer="leave writer out")
         if self.writer not in (None, "python"):
             raise ConfigError(
                 f"writer is {self.writer!r}",
@@ -82,22 +82,12 @@ class KafkaSinkSettings:
                 what_to_do="leave writer out",
             )
         object.__setattr__(self, "writer", "python")
-        for name, kind, to_do in (
-            ("barriers", BarrierRecords, "use BarrierRecords.EACH_CHECKPOINT, or leave it out"),
-            ("delivery", DeliveryGuarantee, "use DeliveryGuarantee.EXACTLY_ONCE"),
-            ("record_headers", RecordHeaders, "use RecordHeaders.BATCH"),
-            ("atomic", bool, "use atomic=True, or leave it out"),
-        ):
-            instance_of(name, getattr(self, name), kind, what_to_do=to_do)
-        require_positive("transaction_timeout_ms", self.transaction_timeout_ms)
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
         for name, form in self.formats:
             check_format(name, form)
         for name in ("options", "producer"):
             values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
-        for name, policy in (("on_bad_record", self.on_bad_record), ("on_oversize", self.oversize_policy)):
-            check_policy(name, policy)
         others = self.other_topics
         if isinstance(others, str) or not all(isinstance(name, str) and name for name in others):
             raise ConfigError(f"other_topics is {others!r}", what_to_do='give a list: other_topics=["late"]')

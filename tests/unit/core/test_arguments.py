@@ -285,7 +285,8 @@ def test_an_alignment_mode_is_no_word(value) -> None:
 
 @pytest.mark.parametrize("value", [None, 5, True, b"a" * 32])
 def test_an_upstream_job_is_named_by_its_uuid(value) -> None:
-    assert "uuid" in refused(lambda: UpstreamJob(job=value)).why
+    error = refused(lambda: UpstreamJob(job=value))
+    assert error.why == "it must be an instance of str" and "uuid" in error.what_to_do
     with pytest.raises(ConfigError, match="32 lower-case hex digits"):
         UpstreamJob(job="orders")
 

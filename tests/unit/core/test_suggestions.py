@@ -106,24 +106,32 @@ def test_a_misspelt_member_of_an_enum_says_which_was_meant() -> None:
     [
         (
             lambda: Json("a INT", on_bad_record="DORP"),  # type: ignore[arg-type]
-            "on_bad_record is 'DORP' (str). It must be an OnBadRecord or a DeadLetter. Did you mean 'DROP'? "
-            'To do: use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter("topic").',
+            "on_bad_record is 'DORP' (str). It must be one of OnBadRecord.FAIL, OnBadRecord.DROP, or an "
+            "instance of DeadLetter. Did you mean 'DROP'? To do: give one of these, without quotes, "
+            "or leave it "
+            "out.",
         ),
         (
             lambda: Csv("a INT", on_bad_record="OnBadRecord.DROP"),  # type: ignore[arg-type]
-            "on_bad_record is 'OnBadRecord.DROP' (str). It must be an OnBadRecord or a DeadLetter. Did you "
-            "mean 'DROP'? "
-            'To do: use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter("topic").',
+            "on_bad_record is 'OnBadRecord.DROP' (str). It must be one of OnBadRecord.FAIL, "
+            "OnBadRecord.DROP, or an "
+            "instance of DeadLetter. Did you mean 'DROP'? To do: give one of these, without quotes, "
+            "or leave it "
+            "out.",
         ),
         (
             lambda: DebeziumJson("a INT", on_bad_record="drop"),  # type: ignore[arg-type]
-            "on_bad_record is 'drop' (str). It must be an OnBadRecord or a DeadLetter. Did you mean 'DROP'? "
-            'To do: use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter("topic").',
+            "on_bad_record is 'drop' (str). It must be one of OnBadRecord.FAIL, OnBadRecord.DROP, or an "
+            "instance of DeadLetter. Did you mean 'DROP'? To do: give one of these, without quotes, "
+            "or leave it "
+            "out.",
         ),
         (
             lambda: KafkaSink("b:9092", "t", delivery="exactly-once"),  # type: ignore[arg-type]
-            "delivery is 'exactly-once' (str). It must be an instance of DeliveryGuarantee. Did you mean "
-            "'EXACTLY_ONCE'? To do: use DeliveryGuarantee.EXACTLY_ONCE.",
+            "delivery is 'exactly-once' (str). It must be one of DeliveryGuarantee.EXACTLY_ONCE, "
+            "DeliveryGuarantee.AT_LEAST_ONCE, DeliveryGuarantee.NONE. Did you mean 'EXACTLY_ONCE'? "
+            "To do: give one "
+            "of these, without quotes, or leave it out.",
         ),
         (
             lambda: CheckpointConfig(mode="AT_LEST_ONCE"),  # type: ignore[arg-type]
@@ -133,13 +141,17 @@ def test_a_misspelt_member_of_an_enum_says_which_was_meant() -> None:
         ),
         (
             lambda: SchemaRegistry("http://r:1", registration="REQUIERD"),  # type: ignore[arg-type]
-            "registration is 'REQUIERD' (str). It must be an instance of Registration. Did you mean "
-            "'REQUIRED'? To do: use one of Registration.AUTOMATIC, Registration.REQUIRED.",
+            "registration is 'REQUIERD' (str). It must be one of Registration.AUTOMATIC, "
+            "Registration.REQUIRED. Did you mean 'REQUIRED'? To do: give one of these, without "
+            "quotes, or leave it "
+            "out.",
         ),
         (
             lambda: StateTtl(1_000, update="ON_WRITE"),  # type: ignore[arg-type]
-            "update is 'ON_WRITE' (str). It must be an instance of TtlUpdate. Did you mean "
-            "'ON_READ_AND_WRITE'? To do: give TtlUpdate.ON_CREATE_AND_WRITE or TtlUpdate.ON_READ_AND_WRITE.",
+            "update is 'ON_WRITE' (str). It must be one of TtlUpdate.ON_CREATE_AND_WRITE, "
+            "TtlUpdate.ON_READ_AND_WRITE. Did you mean 'ON_READ_AND_WRITE'? To do: give one of "
+            "these, without "
+            "quotes, or leave it out.",
         ),
     ],
 )

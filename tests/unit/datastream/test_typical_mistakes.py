@@ -68,9 +68,10 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an enum as a text": (
         lambda: Json(ORDER, on_bad_record="drop"),  # type: ignore[arg-type]
-        f"{OF_OURS}ConfigError: on_bad_record is 'drop' (str). It must be an OnBadRecord or a DeadLetter. "
-        "Did "
-        "you mean 'DROP'? To do: use OnBadRecord.FAIL, OnBadRecord.DROP or DeadLetter(\"topic\").",
+        f"{OF_OURS}ConfigError: on_bad_record is 'drop' (str). It must be one of OnBadRecord.FAIL, "
+        "OnBadRecord.DROP, or an instance of DeadLetter. Did you mean 'DROP'? To do: give one of "
+        "these, without "
+        "quotes, or leave it out.",
     ),
     "a misspelt parameter of a sink": (
         lambda: KafkaSink("b:9092", "out", delivry=WRONG),  # type: ignore[call-arg]

@@ -261,7 +261,7 @@ def test_elements_need_a_time() -> None:
         ({"lower_ms": 5}, "the interval from 5 to 3 ms is empty"),
         ({"lower_ms": 2, "lower": Bound.EXCLUSIVE, "upper": Bound.EXCLUSIVE}, "is empty"),
         ({"upper_ms": "3"}, "upper_ms is '3'"),
-        ({"lower": "INCLUSIVE"}, "give one of Bound.INCLUSIVE, Bound.EXCLUSIVE"),
+        ({"lower": "INCLUSIVE"}, "must be one of Bound.INCLUSIVE, Bound.EXCLUSIVE"),
         ({"join_type": True}, "JoinType.INNER"),
         ({"function": Difference}, "function is"),
         ({"left_late": "late"}, "give an OutputTag"),

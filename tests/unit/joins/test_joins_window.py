@@ -234,7 +234,7 @@ SPEC = WindowSpec(TumblingEventTimeWindows(10))
         (lambda: WindowJoin(LEFT, RIGHT, SPEC.assigner), "give a WindowSpec"),
         (lambda: WindowJoin(LEFT, RIGHT, SPEC, "LEFT"), "JoinType.LEFT"),
         (lambda: WindowJoin(LEFT, 3, SPEC), "right_type is 3"),
-        (lambda: WindowCoGroup(LEFT, RIGHT, SPEC, Rows()), "give a CoGroupFunction"),
+        (lambda: WindowCoGroup(LEFT, RIGHT, SPEC, Rows()), "give an object of a subclass of CoGroupFunction"),
     ],
 )
 def test_a_join_that_cannot_be_is_refused_where_it_is_said(make, message) -> None:

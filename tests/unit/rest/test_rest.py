@@ -482,7 +482,7 @@ def test_jobs_in_a_bucket_are_found_by_their_folder(monkeypatch: pytest.MonkeyPa
 
 def test_what_cannot_be_served_is_refused_in_words(job: ShownJob) -> None:
     for settings, said in (
-        ({"port": 70_000}, "no port"),
+        ({"port": 70_000}, "port is 70000 .*a whole number from 0 to 65535"),
         ({"token": "short"}, "16 characters"),
         ({"savepoint_dir": "somewhere"}, "somewhere"),
     ):

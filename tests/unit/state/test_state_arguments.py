@@ -57,7 +57,7 @@ def test_a_time_to_live_is_a_positive_number_of_milliseconds(ttl_ms: Any) -> Non
 
 @pytest.mark.parametrize("update", ["ON_READ_AND_WRITE", None, 1, TtlUpdate])
 def test_a_word_is_no_kind_of_touch(update: Any) -> None:
-    with pytest.raises(ConfigError, match=r"update is .*an instance of TtlUpdate"):
+    with pytest.raises(ConfigError, match=r"update is .*one of TtlUpdate"):
         StateTtl(100, update)
 
 

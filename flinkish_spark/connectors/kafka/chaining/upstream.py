@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from flinkish_spark.checkpoint.control import AlignmentStatus
 from flinkish_spark.connectors.kafka.chaining.alignment import (
@@ -18,13 +18,14 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.core.errors import InternalError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
-from flinkish_spark.core.validation import hold_plain_values, raise_config_errors
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode, AlignmentPhase, AlignmentSettings, InputGate
-from flinkish_spark.protocol.limits import UnusableValueError
+from flinkish_spark.protocol.limits import MOST_MS
 
 
 @dataclass(frozen=True)
@@ -60,15 +61,14 @@ class UpstreamJob(StoredObject):
     """
 
     mode: AlignmentMode = AlignmentMode.ALIGNED
-    alignment_timeout_ms: Milliseconds | None = None
+    alignment_timeout_ms: Annotated[Milliseconds | None, Range(0, MOST_MS)] = None
     job: str = ""
 
     def __post_init__(self) -> None:
-        hold_plain_values(self)
-        with raise_config_errors("describe the upstream job as flinkish_spark.UpstreamJob says"):
+        what_to_do = "describe the upstream job as flinkish_spark.UpstreamJob says"
+        check_fields(self, what_to_do, job="give the uuid in the job.json of a job")
+        with raise_config_errors(what_to_do):
             _ = self.settings
-            if not isinstance(self.job, str):
-                raise UnusableValueError("job", self.job, "the uuid in the job.json of a job, as a str")
             if self.job:
                 JobUuid(self.job)
 

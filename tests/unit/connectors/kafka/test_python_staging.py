@@ -445,7 +445,7 @@ def test_a_repeat_that_is_there_already_counts_as_written() -> None:
     [
         (kafka_errors.OutOfOrderSequenceNumberError.errno, RetriableError, "45 OUT_OF_ORDER"),
         (kafka_errors.UnknownProducerIdError.errno, RetriableError, "59 UNKNOWN_PRODUCER_ID"),
-        (kafka_errors.InvalidProducerEpochError.errno, RetriableError, "no longer ours"),
+        (kafka_errors.InvalidProducerEpochError.errno, UnavailableError, "no longer ours"),
         (
             kafka_errors.InvalidRecordError.errno,
             BadRecordError,

@@ -1,0 +1,189 @@
+"""Settings of users, checked once by the declared types of their fields, in `__post_init__`.
+
+An annotation says what a field may hold: types, None and UNLIMITED if it names them, bounds of a number
+(``Annotated[int, Range(1, 100)]``), and how many arguments a function gets
+(``Annotated[Callable[..., Any], Arity(1)]``). Lengths of time and paths are held as int and str, sequences
+of texts as a tuple. A number without bounds has a rule of its own. A type that
+only type checkers import is not checked, and neither is a secret (``repr=False``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import types
+import typing
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, cast
+
+from flinkish_spark.core.validation import (
+    check_function,
+    check_methods,
+    members_of,
+    raise_config_errors,
+    to_ms,
+    to_path,
+    unusable,
+)
+from flinkish_spark.protocol.limits import UNLIMITED, NoLimit, check_factor, check_limit, check_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Bounds of a number; both belong to the range."""
+
+    least: Any
+    most: Any = UNLIMITED
+
+    def check(self, name: str, value: Any, kinds: Sequence[Any]) -> None:
+        if float in kinds:
+            check_factor(name, value, self.least, self.most)
+        elif NoLimit in kinds:
+            check_limit(name, value, self.least)
+        else:
+            check_whole(name, value, self.least, self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class Arity:
+    """Number of arguments that a function gets."""
+
+    count: int
+
+
+_UNIONS = (typing.Union, types.UnionType)
+
+
+def check_fields(settings: Any, what_to_do: str = "", **by_field: str) -> None:
+    """Raise ConfigError for a field whose value its annotation does not allow; convert times and paths."""
+    for field, rule in _rules_of(cast(Hashable, type(settings))):
+        value = getattr(settings, field.name)
+        held = rule.hold(field.name, value, by_field.get(field.name, what_to_do) or rule.advice)
+        if held is not value:
+            object.__setattr__(settings, field.name, held)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    kinds: tuple[Any, ...]
+    bounds: Range | None
+    takes: int | None
+    convert: Callable[[str, Any], Any]
+    advice: str
+
+    def hold(self, name: str, value: Any, what_to_do: str) -> Any:
+        """Return the value as the field holds it; raise ConfigError if it may not hold it."""
+        if value is None and type(None) in self.kinds:
+            return None
+        value = self.convert(name, value)
+        if self.takes is not None:
+            check_function(value, name, self.takes)
+            return value
+        for kind in self.kinds:
+            if kind not in (int, float) and _fits(value, kind):
+                if type(value) is not kind and not isinstance(value, str | Mapping | Sequence):
+                    check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
+                return tuple(value) if typing.get_origin(kind) in (tuple, Sequence) else value
+        if int in self.kinds or float in self.kinds:
+            if self.bounds is not None:
+                with raise_config_errors(what_to_do):
+                    self.bounds.check(name, value, self.kinds)
+            return value
+        names = self._choices()
+        raise unusable(name, value, wanted=self._describe(names), what_to_do=what_to_do, choices=names)
+
+    def _choices(self) -> list[str]:
+        return [one for kind in self.kinds if isinstance(kind, type) for one in members_of(kind)]
+
+    def _describe(self, choices: Sequence[str]) -> str:
+        """Return what is wanted: choices by name, other classes as instances."""
+        classes = [one for one in self.kinds if isinstance(one, type) and one is not type(None)]
+        names = [one.__name__ for one in classes if not issubclass(one, enum.Enum)]
+        origins = [typing.get_origin(one) for one in self.kinds]
+        parts = [f"one of {', '.join(choices)}"] if choices else []
+        parts += [f"an instance of {' or '.join(names)}"] if names else []
+        parts += ["a dict with texts as keys"] if Mapping in origins else []
+        lists = [typing.get_args(one)[0] for one in self.kinds if typing.get_origin(one) in (tuple, Sequence)]
+        parts += [f"a list of {'texts' if one is str else one.__name__}" for one in lists]
+        return ", or ".join(parts)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    found, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if parts and found in (tuple, Sequence):
+        return isinstance(value, Sequence) and not isinstance(value, str) and _are(value, parts[0])
+    if parts and found is Mapping:
+        return isinstance(value, Mapping) and _are(value, parts[0])
+    return isinstance(value, found)
+
+
+def _are(values: Iterable[Any], kind: Any) -> bool:
+    return all(isinstance(one, kind) for one in values)
+
+
+def _keep(_: str, value: Any) -> Any:
+    return value
+
+
+#: How the value of a field is converted, by a word of its annotation.
+_CONVERTED: dict[str, Callable[[str, Any], Any]] = {
+    "Milliseconds": to_ms,
+    "PathText": lambda _, value: to_path(value),
+}
+
+
+@functools.cache
+def _rules_of(kind: type) -> tuple[tuple[dataclasses.Field[Any], _Rule], ...]:
+    fields = [one for one in dataclasses.fields(kind) if one.init and one.repr]
+    rules = ((one, _rule_of(kind, one)) for one in fields)
+    return tuple((one, rule) for one, rule in rules if rule is not None)
+
+
+def _rule_of(kind: type, field: dataclasses.Field[Any]) -> _Rule | None:
+    """Return the rule that a field's annotation means; None if it cannot be read, or says nothing."""
+    owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
+    try:
+        # Alone, since another field's type may be one that cannot be read.
+        alone = type("", (), {"__annotations__": {"hint": field.type}, "__module__": owner.__module__})
+        hint = typing.get_type_hints(alone, include_extras=True)["hint"]
+    except NameError:
+        return None
+    notes: list[Any] = []
+    parts = [hint]
+    kinds: list[Any] = []
+    while parts:
+        one = parts.pop(0)
+        if typing.get_origin(one) is Annotated:
+            one, *more = typing.get_args(one)
+            notes += more
+        if typing.get_origin(one) in _UNIONS:
+            parts = [*typing.get_args(one), *parts]
+        else:
+            kinds.append(type(None) if one is None else one)
+    takes = next((one.count for one in notes if isinstance(one, Arity)), None)
+    if Any in kinds or (takes is None and any(typing.get_origin(one) is Callable for one in kinds)):
+        return None
+    convert = next((one for word, one in _CONVERTED.items() if word in str(field.type)), _keep)
+    bounds = next((one for one in notes if isinstance(one, Range)), None)
+    return _Rule(tuple(kinds), bounds, takes, convert, _advise(kinds, field))
+
+
+def _article(name: str) -> str:
+    return "an" if name[0] in "AEIOU" else "a"
+
+
+def _advise(kinds: Sequence[Any], field: dataclasses.Field[Any]) -> str:
+    has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+    ours = [one.__name__ for one in kinds if getattr(one, "__module__", "").startswith("flinkish_spark.")]
+    names = [one for one in ours if one != "NoLimit"]
+    advice = f"give {' or '.join(f'{_article(name)} {name}' for name in names)}"
+    if any(isinstance(one, type) and issubclass(one, enum.Enum) for one in kinds):
+        advice = "give one of these, without quotes"
+    elif any(inspect.isabstract(one) for one in kinds):
+        advice = f"give an object of a subclass of {' or '.join(names)}"
+    elif not names:
+        advice = f"correct {field.name}"
+    return f"{advice}, or leave it out" if has_default else advice
