@@ -372,11 +372,6 @@ class CircuitBreaker:
         Number of failed calls in a row; a time-out is a failure.
     reset_ms
         How long calls are stopped.
-
-    Raises
-    ------
-    ConfigError
-        One is not positive.
     """
 
     failures: Annotated[int, Range(1)] = 10
@@ -400,11 +395,6 @@ class CallLimits:
         is not reached if fewer tasks run.
     circuit_breaker
         None: a failing system is still called.
-
-    Raises
-    ------
-    ConfigError
-        A rate is not positive.
     """
 
     per_worker_per_s: float | None = None

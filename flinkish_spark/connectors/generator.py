@@ -279,11 +279,6 @@ class DataGeneratorSource(SplitSource):
     splits
         Number of parts that are generated in parallel; records are dealt to them round-robin.
 
-    Raises
-    ------
-    ConfigError
-        An argument cannot be used.
-
     Examples
     --------
     >>> from flinkish_spark.connectors.generator import Counting, RandomChoice

@@ -26,11 +26,6 @@ class RateLimit:
     records_per_batch
         In each micro-batch.
 
-    Raises
-    ------
-    ConfigError
-        A limit is no number above zero.
-
     Examples
     --------
     >>> RateLimit(records_per_second=1_000).records_per_batch

@@ -386,11 +386,6 @@ class SocketTextSource(SplitSource):
     rate
         Limits the records of a micro-batch.
 
-    Raises
-    ------
-    ConfigError
-        An argument cannot be used.
-
     Examples
     --------
     >>> lines = SocketTextSource("logs.example.org", 9_999, max_retries=5)

@@ -276,11 +276,6 @@ class JobClient:
         ----------
         target
             Absolute path of a directory that does not exist or is empty.
-
-        Raises
-        ------
-        ConfigError
-            The path cannot be used.
         """
         return self._ask(CheckpointPurpose.SAVEPOINT, _target(target))
 
@@ -298,11 +293,6 @@ class JobClient:
         mode
             With `StopMode.DRAIN` the watermark rises to its maximum after the last records: all event-time
             timers and windows fire, and their results are committed with the savepoint.
-
-        Raises
-        ------
-        ConfigError
-            The path cannot be used, or `mode` is none.
         """
         instance_of("mode", mode, StopMode, what_to_do="give StopMode.SUSPEND or StopMode.DRAIN")
         return self._ask(mode.purpose, _target(target))

@@ -151,11 +151,6 @@ def doctor(
     Diagnosis
         An error during a check is a finding, too.
 
-    Raises
-    ------
-    ConfigError
-        `bootstrap_servers` or `options` cannot be used.
-
     Examples
     --------
     >>> from flinkish_spark import doctor

@@ -173,11 +173,6 @@ class DateTimeBuckets(BucketAssigner):
     zone
         Zone of the times in folders' names; dates and timestamps without zone are not converted.
 
-    Raises
-    ------
-    ConfigError
-        Pattern, name or zone cannot be used.
-
     Examples
     --------
     >>> DateTimeBuckets("yyyy-MM-dd--HH", column="at").parse("2026-03-01--07")

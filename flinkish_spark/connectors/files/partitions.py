@@ -318,11 +318,6 @@ class PartitionCommit:
     at_final
         Whether the last checkpoint commits all waiting partitions.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used.
-
     Examples
     --------
     >>> PartitionCommit(ProcessTime(60_000), policies=(SuccessFile(),)).at_final

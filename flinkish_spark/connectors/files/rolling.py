@@ -40,11 +40,6 @@ class RollOnCheckpoint:
         Size above which a micro-batch begins another file, up to half as much more; UNLIMITED for a file per
         task and bucket, whatever its size.
 
-    Raises
-    ------
-    ConfigError
-        The size is out of range.
-
     Examples
     --------
     >>> RollOnCheckpoint(part_bytes=64 << 20).part_bytes
@@ -72,11 +67,6 @@ class RollingPolicy:
         Longest time from the checkpoint of a part's first record until it is finished.
     inactivity_ms
         Longest time from the checkpoint of a part's last record until it is finished.
-
-    Raises
-    ------
-    ConfigError
-        A value is out of range.
 
     Examples
     --------

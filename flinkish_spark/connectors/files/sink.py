@@ -120,11 +120,6 @@ class FileSink(Sink):
     partition_commit
         How complete partitions are committed; None for not at all.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used, or two contradict each other.
-
     Examples
     --------
     >>> from flinkish_spark import ColumnBuckets, FileFormat, FileSink

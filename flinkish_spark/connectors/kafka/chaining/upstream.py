@@ -49,11 +49,6 @@ class UpstreamJob(StoredObject):
         Uuid of the upstream job, as in its job.json; empty for the first job whose barriers are found.
         Needed if several jobs write the topics, or another one than before.
 
-    Raises
-    ------
-    ConfigError
-        A setting cannot be used, or has another type.
-
     Examples
     --------
     >>> UpstreamJob(mode=AlignmentMode.ALIGNED_WITH_TIMEOUT, alignment_timeout_ms=30_000).settings.mode
