@@ -299,6 +299,10 @@ def _check_lists(check: Check | None, values: Sequence[Any]) -> ValueChange | No
 
 
 def _check_maps(keys: Check | None, items: Check | None, values: Sequence[Any]) -> ValueChange | None:
+    # Arrow would end the process.
+    pairs_of = (one for one in values if isinstance(one, (list, tuple)))
+    if (wrong := next((one for one in pairs_of if any(pair is None for pair in one)), None)) is not None:
+        return ValueChange(wrong, "a map consists of pairs of a key and a value, and one of them is None")
     if keys is items is None:
         return None
     pairs = [(one.items() if isinstance(one, dict) else one) for one in _keep_sized(values)]

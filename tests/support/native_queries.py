@@ -41,7 +41,7 @@ def write_events(folder: Path, number: int) -> None:
         rows.append((second, order))
         if chance.random() < 0.3:
             rows.append((second, order))
-        if second % 3 and second:
+        if second % 3 and second > 4:
             rows.append((second, {**order, "kind": "payment", "id": second - chance.randrange(1, 5)}))
     _write(folder, number, rows)
 

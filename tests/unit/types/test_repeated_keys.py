@@ -12,6 +12,7 @@ import pytest
 
 from flinkish_spark import KeyedProcessFunction, ValueStateDescriptor, VectorizedProcessFunction
 from flinkish_spark.state.codec import StateValueError
+from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.rows import OutputError, RowWriter
 from flinkish_spark.types.to_arrow import find_repeated_key
 from tests.support.effort import seeds
@@ -95,3 +96,18 @@ def test_what_is_found_is_what_a_dict_would_lose(seed) -> None:
     assert within == found
     lists = pa.ListArray.from_arrays(pa.array(np.arange(len(rows) + 1), pa.int32()), column)
     assert find_repeated_key(lists.slice(first)) == found
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("MAP<STRING, LONG>", [None]),
+        ("MAP<STRING, LONG>", (("a", 1), None)),
+        ("ARRAY<MAP<STRING, LONG>>", [[None]]),
+        ("STRUCT<m: MAP<STRING, LONG>>", ([None],)),
+        ("MAP<STRING, MAP<STRING, LONG>>", {"k": [None]}),
+    ],
+)
+def test_a_map_with_none_in_place_of_a_pair_is_refused_and_does_not_end_the_process(kind, value) -> None:
+    with pytest.raises(OutputError, match="pairs of a key and a value, and one of them is None"):
+        RowWriter.of(parse_ddl(f"v {kind}")).write([(value,)])
