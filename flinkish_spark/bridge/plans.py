@@ -105,8 +105,9 @@ def _collect(
     # Below the name of a scan everything is the user's.
     native = _native_state(node) if "scan" in names else ""
     if native:
-        uid = names["scan"].split(":")[1]
-        natives.append(NativeOperator(len(operators) + len(natives), uid, native))
+        _, uid, *chains = names["scan"].split(":")
+        chain = chains[0] if chains else _require_name(names, "chain")
+        natives.append(NativeOperator(len(operators) + len(natives), uid, chain, native))
     elif kind == "SubqueryAlias":
         parts = node.alias().split(":")
         if parts[0] == _PREFIX and not node.alias().startswith(_RECORDS):
@@ -129,15 +130,15 @@ _NATIVE = {
     "Aggregate": "an aggregate (groupBy, agg)",
     "Deduplicate": "dropDuplicates() or distinct()",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark()",
-    "Distinct": "distinct()",
+    "Distinct": "SELECT DISTINCT",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState()",
     "FlatMapGroupsWithState": "mapGroupsWithState()",
     "GlobalLimit": "limit()",
     "TransformWithState": "transformWithState()",
     "TransformWithStateInPySpark": "transformWithState()",
 }
-#: The one whose rows depend on the query's output mode.
-AGGREGATE = _NATIVE["Aggregate"]
+#: Those whose rows depend on the query's output mode.
+AGGREGATES = frozenset({_NATIVE["Aggregate"], _NATIVE["Distinct"]})
 
 
 def _native_state(node: Any) -> str:
@@ -148,18 +149,35 @@ def _native_state(node: Any) -> str:
     return _NATIVE.get(kind, "") if node.isStreaming() else ""
 
 
-def native_states(frame: DataFrame) -> list[str]:
-    """Return what a user's DataFrame keeps state of Spark's own for, from its root down."""
-    nodes, found = [frame._jdf.queryExecution().analyzed()], list[str]()
+@dataclass(frozen=True)
+class NativeParts:
+    """Parts of a user's DataFrame that are more to Spark than a function of rows."""
+
+    #: What Spark keeps state for, from the root of the plan down.
+    states: tuple[str, ...]
+    has_watermark: bool
+    has_global_sort: bool
+
+
+def native_parts(frame: DataFrame) -> NativeParts:
+    nodes, states, kinds = [frame._jdf.queryExecution().analyzed()], list[str](), set[str]()
     while nodes:
         node = nodes.pop(0)
-        found += filter(None, [_native_state(node)])
+        states += filter(None, [_native_state(node)])
+        kind = _kind(node)
+        # A sort within a task is none over the stream.
+        if node.isStreaming() and (kind != "Sort" or getattr(node, "global")()):
+            kinds.add(kind)
         nodes = [*_each(node.children()), *nodes]
-    return found
+    return NativeParts(tuple(states), "EventTimeWatermark" in kinds, "Sort" in kinds)
 
 
 def why_not_streamed(frame: DataFrame, output_mode: str) -> str:
     """Return why Spark refuses a DataFrame as a streaming query; empty if it takes it."""
+    parts = native_parts(frame)
+    if not (parts.states or parts.has_watermark or parts.has_global_sort):
+        # Spark also refuses what does no harm in a job, such as a sample or a sort within tasks.
+        return ""
     jvm: Any = frame.sparkSession._jvm
     checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
     modes = jvm.org.apache.spark.sql.streaming.OutputMode

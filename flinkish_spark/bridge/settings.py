@@ -44,6 +44,8 @@ REQUIRED_CONF = {
     # own check is in `job/preflight.py`.
     "spark.sql.streaming.unsupportedOperationCheck": "false",
     "spark.sql.streaming.asyncProgressTrackingEnabled": "false",
+    # With the other policy one DataFrame's watermark would make another's rows late.
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
     # The coordinator's backlog limits depend on this number.
     _RETAINED: "200",
     # A micro-batch is cached for a second or two; compressing it costs more than it saves.
@@ -59,6 +61,8 @@ _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+_EXCLUDED_RULES = "spark.sql.optimizer.excludedRules"
+_REMOVES_AGGREGATES = "org.apache.spark.sql.catalyst.optimizer.RemoveRedundantAggregates"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +191,9 @@ def make_session(spark: SparkSession, shuffle_partitions: int) -> SparkSession:
 
 def _choose_settings(spark: SparkSession, shuffle_partitions: int, is_on_disk: bool) -> dict[str, str]:
     wanted = {**REQUIRED_CONF, SHUFFLE_PARTITIONS: str(shuffle_partitions)}
+    # Spark numbers the operators of the optimised plan, and ours are found in the analysed one.
+    excluded = SETTINGS.get(spark, _EXCLUDED_RULES)
+    wanted[_EXCLUDED_RULES] = ",".join(filter(None, (excluded, _REMOVES_AGGREGATES)))
     if not is_on_disk:
         wanted |= IN_BUCKETS_CONF
     chosen = SETTINGS.get(spark, _FILE_MANAGER)

@@ -45,6 +45,7 @@ from flinkish_spark.checkpoint.state_files import (
     bases_up_to,
     checksum_names,
     files_of,
+    is_of_operator,
     is_versioned,
     operator_files,
     store_versions,
@@ -385,7 +386,7 @@ class BucketPins(CheckpointPins):
     def restore(self, checkpoint: CheckpointId) -> None:
         """Copy missing files, then restore the log entries; bases stay where they are."""
         manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
-        if manifest.files and manifest.folder != self._state:
+        if manifest.files:
             there = self._files.sizes_below(self._state)
             # Names of versions are unique over all lineages; those of an operator's metadata are not.
             missing = [
@@ -394,6 +395,9 @@ class BucketPins(CheckpointPins):
                 if name not in there or (is_versioned(name) and there[name] != size)
             ]
             self._copies([(f"{manifest.folder}/{name}", f"{self._state}/{name}") for name in missing])
+            # Spark would keep the metadata of a later micro-batch when it runs again.
+            later = [name for name in there if is_of_operator(name) and name not in manifest.files]
+            self._files.delete_all([f"{self._state}/{name}" for name in later])
         # This order matters: a log entry implies that the state of its micro-batch is there.
         self._put_entries_back(manifest)
 

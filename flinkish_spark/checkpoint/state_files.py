@@ -211,10 +211,15 @@ def correct_schema_paths(store: Store, state: str, state_url: str) -> None:
                 store.put(key, f"{version}\n{json.dumps(metadata)}".encode())
 
 
+def is_of_operator(name: str) -> bool:
+    """Return whether a file describes one of Spark's own operators from a micro-batch on."""
+    folders = name.split("/")[:-1]
+    return _SCHEMAS in folders or (_METADATA in folders and _BY_BATCH in folders)
+
+
 def is_versioned(name: str) -> bool:
     """Return whether a file belongs to certain versions, unlike an operator's only metadata."""
-    folders = name.split("/")[:-1]
-    return _METADATA not in folders or _BY_BATCH in folders
+    return _METADATA not in name.split("/")[:-1] or is_of_operator(name)
 
 
 def checksum_names(name: str) -> tuple[str, ...]:

@@ -297,7 +297,9 @@ class DataStream(OperatorSettings):
         return DataStream(self._environment, TransformNode(self._node, function))
 
     def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
-        """Apply a stateless DataFrame function: select, where, withColumn, a join with a table.
+        """Apply a DataFrame function: select, where, withColumn, a join with a table.
+
+        Before the first keyed operator Spark may keep state for it: dropDuplicates, a windowed aggregate.
 
         Barriers never pass through it. Keep row order: a record's place in its channel is what
         orders the records of one key. Between two keyed operators it must look at each row by itself.

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import APPEND, calls_python, native_states, why_not_streamed
+from flinkish_spark.bridge.plans import APPEND, calls_python, native_parts, why_not_streamed
 from flinkish_spark.bridge.session import streaming_sources
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
@@ -360,6 +360,8 @@ class RecordStream:
     #: True if the records' channels are the source's. After a transform that selected its own columns they
     #: are Spark's input partitions, which differ between micro-batches.
     has_channels: bool = True
+    #: True if later rows replace earlier ones: aggregates of Spark's in update mode.
+    is_updated: bool = False
     #: True if a watermark strategy has assigned event times.
     is_timed: bool = False
     #: True if dropped records are still there as rows with an event time only; see `worker/time.py`.
@@ -434,7 +436,7 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
         raise ControlRowError
     stream = stream.keep_records()
     given = stream.frame
-    if _has_native_state(stream.schema, given.sparkSession, function):
+    if _has_native_state(stream, function):
         # With a place in its source each row would differ from all others.
         given = given.select(*[F.col(quote_name(name)) for name in stream.schema.names])
     records = apply_transform(given, function)
@@ -453,26 +455,43 @@ def _apply_frame_function(stream: RecordStream, function: Transform) -> RecordSt
     return replace(stream, frame=add_position(records), origins=Origins(), has_channels=False)
 
 
-def _has_native_state(schema: T.StructType, spark: SparkSession, function: Transform) -> bool:
+def _has_native_state(stream: RecordStream, function: Transform) -> bool:
     """Return whether Spark keeps state for a DataFrame function; refuse one that Spark cannot stream."""
-    # Over another stream with these fields: places of records may be computed by what Spark refuses.
-    fields = [F.lit(None).cast(one.dataType).alias(one.name, metadata=one.metadata) for one in schema]
-    made = apply_transform(spark.readStream.format("rate").load().select(*fields), function)
+    made = try_functions(stream.frame.sparkSession, stream.schema, [function])
+    added, below = native_parts(made), native_parts(stream.frame)
+    name = describe_function(function)
     if len(streaming_sources(made)) > 1:
         raise GraphError(
-            f"{describe_function(function)} of transform() brings another stream",
+            f"{name} of transform() brings another stream",
             why="nobody has checked whether that stream can be replayed",
             what_to_do="put the two DataFrames together first, and give the result to from_dataframe()",
         )
     why = why_not_streamed(made, APPEND)
     if why:
         raise GraphError(
-            f"Spark cannot run {describe_function(function)} of transform() in a streaming query",
+            f"Spark cannot run {name} of transform() in a streaming query",
             why=why,
             what_to_do="give an aggregate a window and a watermark; or build the query with from_dataframe() "
             "and output_mode='update'",
         )
-    return bool(native_states(made))
+    is_second = below.states and (added.states or added.has_watermark)
+    if is_second or (below.has_watermark and added.has_watermark) or (added.states and stream.is_updated):
+        raise GraphError(
+            f"{name} of transform() has state or a watermark, and so has a part of the query before it",
+            why="Spark checks a query as a whole, and sees only one of the two parts here",
+            what_to_do="write both parts as one DataFrame, and give it to from_dataframe()",
+        )
+    return bool(added.states)
+
+
+def try_functions(spark: SparkSession, schema: T.StructType, functions: Sequence[Transform]) -> DataFrame:
+    """Return the result of DataFrame functions over another stream with the same fields."""
+    # Places of records may be computed by what Spark refuses in a query with state.
+    fields = [F.lit(None).cast(one.dataType).alias(one.name, metadata=one.metadata) for one in schema]
+    made = spark.readStream.format("rate").load().select(*fields)
+    for function in functions:
+        made = apply_transform(made, function)
+    return made
 
 
 def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStream:

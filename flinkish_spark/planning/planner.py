@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
+from itertools import takewhile
 from typing import Any
 
 from pyspark import cloudpickle
@@ -12,12 +13,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import calls_python, name_chain, name_scan
+from flinkish_spark.bridge.plans import UPDATE, calls_python, name_chain, name_scan, native_parts
 from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.connectors.control_source import load_control
 from flinkish_spark.contracts.calls import NO_PLACE, CallPlace, Stream
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceNode
-from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.between import (
     Branch,
@@ -30,6 +31,7 @@ from flinkish_spark.planning.between import (
     is_read_plainly,
     share_inputs,
     transform_records,
+    try_functions,
 )
 from flinkish_spark.planning.declare import check_same_fields, compute_keys
 from flinkish_spark.planning.keyed import KeyedParts, plan_operators
@@ -303,7 +305,8 @@ class Planner:
             return tagged
         # Each sink runs the remaining steps itself, on the evaluated micro-batch.
         (path,) = end.paths
-        steps = (step for step in path.steps[end.deferred_from :] if isinstance(step, TransformNode))
+        steps = [step for step in path.steps[end.deferred_from :] if isinstance(step, TransformNode)]
+        self._check_deferred(steps, streams[0].schema, sink)
         counted = (self._logical.counting.mark_step(step, chain, path, *chain.inputs) for step in steps)
         counts = _find_numbering(streams[0])
         return replace(
@@ -312,6 +315,20 @@ class Planner:
                 self._recorded_functions.place_on_path(one.function, path, counts) for one in counted
             ),
         )
+
+    def _check_deferred(self, steps: Sequence[TransformNode], schema: T.StructType, sink: str) -> None:
+        """Refuse state of Spark's own in steps that run on each micro-batch by itself."""
+        frames = [*takewhile(lambda step: find_frame_function(step) is not None, steps)]
+        if not frames:
+            return
+        states = native_parts(try_functions(self._spark, schema, [step.function for step in frames])).states
+        if states:
+            raise GraphError(
+                f"a transform() in front of the sink '{sink}' contains {states[0]}",
+                why="it stands behind an async function that several sinks share, so it would see one "
+                "micro-batch at a time",
+                what_to_do="call it before the async function, or use key_by() and an operator",
+            )
 
     def _add_barriers(self, streams: Sequence[RecordStream], chain: Chain) -> TaggedStream:
         """Return records of sources with control rows, in the form of an operator's output."""
@@ -457,8 +474,15 @@ class Planner:
                 name, frame, origins, self._barriers, AnnouncedChannels.ANNOUNCED, is_marked=True
             )
         records, has_channels = source.load(self._spark, self._place), source.has_channels
+        is_updated = source.output_mode == UPDATE
         return RecordStream(
-            name, records, origins, self._barriers, SOURCE_CHANNELS, has_channels=has_channels
+            name,
+            records,
+            origins,
+            self._barriers,
+            SOURCE_CHANNELS,
+            has_channels=has_channels,
+            is_updated=is_updated,
         )
 
     # -- keyed operators ----------------------------------------------------------------------------------

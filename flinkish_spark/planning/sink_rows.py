@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import (
-    AGGREGATE,
+    AGGREGATES,
     APPEND,
     NotRowByRow,
     Projection,
@@ -38,7 +38,7 @@ from flinkish_spark.planning.transforms import (
     read_functions,
 )
 from flinkish_spark.protocol.alignment import AnnouncedChannels, ExpectedChannels
-from flinkish_spark.protocol.plan_layout import Chain, PlanLayout
+from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, source_of
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
@@ -557,7 +557,7 @@ class PlannedJob:
     @cached_property
     def output_mode(self) -> str:
         """The output mode of the query: that of Spark's own aggregates, which must have the same."""
-        aggregating = {one.uid for one in self.layout.natives if one.what == AGGREGATE}
+        aggregating = {source_of(one.uid) for one in self.layout.natives if one.what in AGGREGATES}
         sources = [node for node in self.logical.graph.sources if node.uid in aggregating]
         by_mode = {node.source.output_mode: node.uid for node in sources}
         if len(by_mode) > 1:

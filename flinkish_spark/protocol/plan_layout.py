@@ -106,8 +106,10 @@ class NativeOperator(StoredRow):
 
     #: Spark's number of the stateful operator.
     number: int
-    #: Uid of the source whose records it computes.
+    #: Name of the input whose records it computes.
     uid: str
+    #: As of a scan.
+    chain: str
     #: The kind of operator in the user's words.
     what: str
 

@@ -52,7 +52,7 @@ from flinkish_spark.protocol.lineage import (
     why_not_rewindable,
 )
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
-from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
+from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance, source_of
 from flinkish_spark.protocol.savepoints import SavepointMetadata, StateFile
 from flinkish_spark.savepoints.entries import (
     COPY,
@@ -543,6 +543,7 @@ def read_native_state(
     operator: int = 0,
     options: Mapping[str, str] | None = None,
     checkpoint: int | None = None,
+    chain: str | None = None,
     scratch: str | Path | None = None,
     store_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
@@ -550,7 +551,7 @@ def read_native_state(
 
     Parameters
     ----------
-    spark, path, checkpoint, scratch, store_options
+    spark, path, checkpoint, chain, scratch, store_options
         As of :func:`read_state`; the path is that of a job directory.
     uid
         Uid of the source whose records the DataFrame or transform computes.
@@ -579,7 +580,9 @@ def read_native_state(
     root, checkpoint = _resolve_place(place_of(path, store_options), checkpoint)
     views = _check_scratch(spark, root, scratch)
     retained = find_retained_state(root, checkpoint)
-    numbers = [one.number for one in retained.layout.natives if one.uid == uid]
+    natives = [one for one in retained.layout.natives if source_of(one.uid) == uid]
+    chosen = _choose_chain(uid, chain, dict.fromkeys(one.chain for one in natives))
+    numbers = [one.number for one in natives if one.chain == chosen]
     if operator not in range(len(numbers)):
         there = (f"{one.uid} ({one.what})" for one in retained.layout.natives)
         raise _to_missing_error(root.url, "operator of Spark's own", f"{uid}' number '{operator}", there)

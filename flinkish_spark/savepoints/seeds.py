@@ -112,6 +112,14 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
     recorded = PlanLayout.from_json(
         job_dir.record_fact(layout_fact(job_dir.history().log_began_in), now.to_json())
     )
+    if recorded.natives != now.natives:
+        raise JobDirError(
+            "Spark keeps state for other parts of the job than when this job directory was begun",
+            why="Spark finds state by position in the plan, and the positions have changed",
+            what_to_do="undo the change, or begin a new job_dir",
+            recorded=recorded,
+            now=now,
+        )
     if recorded != now:
         raise JobDirError(
             "the job reads its sources in another way than when this job directory was begun",

@@ -203,3 +203,36 @@ def test_savepoints_and_other_partitions(spark, job_dir, tmp_path) -> None:
         assert "cannot change to 3" in str(failure_of(job()))
     finally:
         spark.conf.set("spark.sql.shuffle.partitions", before)
+
+
+def test_parts_that_spark_would_check_together(spark, job_dir, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    frame = orders(spark, tmp_path / "in")
+    by_user = frame.groupBy("user").count()
+    for number, (given, mode, function) in enumerate(
+        [
+            (totals(frame), "append", lambda df: df.dropDuplicates()),
+            (frame.withWatermark("ts", "1 hour"), "append", lambda df: df.withWatermark("ts", "1 second")),
+            (by_user, "update", lambda df: df.dropDuplicates()),
+        ]
+    ):
+        env = environment(spark, job_dir)
+        stream = env.from_dataframe(given, output_mode=mode, uid="orders").transform(function)
+        stream.sink_to(DeltaSink(str(tmp_path / f"table-{number}")), uid="table")
+        assert "a part of the query before it" in str(failure_of(env)), number
+    assert not job_dir.exists()
+
+
+def test_a_distinct_of_sql_has_the_output_mode_of_an_aggregate(spark, job_dir, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    orders(spark, tmp_path / "in").createOrReplaceTempView("orders_of_distinct")
+    distinct = spark.sql("SELECT DISTINCT user FROM orders_of_distinct")
+    env = environment(spark, job_dir)
+    with pytest.raises(GraphError, match="watermark"):
+        env.from_dataframe(distinct, uid="append")
+    env.from_dataframe(distinct, output_mode="update", uid="users").sink_to(
+        DeltaSink(str(tmp_path / "one")), uid="one"
+    )
+    windows = env.from_dataframe(totals(orders(spark, tmp_path / "in")), uid="totals")
+    windows.sink_to(DeltaSink(str(tmp_path / "two")), uid="two")
+    assert "output mode" in str(failure_of(env))

@@ -382,7 +382,7 @@ def test_operators_that_share_tasks_have_one_number_and_scans_of_several_chains(
 
 def test_operators_of_sparks_own_have_numbers_between_ours() -> None:
     own = [OperatorInstance("totals", "totals"), OperatorInstance("hours", "hours")]
-    natives = tuple(NativeOperator(number, "orders", "limit()") for number in (0, 2, 3))
+    natives = tuple(NativeOperator(number, "orders", "totals", "limit()") for number in (0, 2, 3))
     layout = PlanLayout((), tuple(own), natives=natives)
     assert [(one.uid, one.number) for one in layout.states] == [("totals", 1), ("hours", 4)]
     assert PlanLayout.from_json(json.loads(json.dumps(layout.to_json()))) == layout

@@ -604,7 +604,7 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
 
     check(3, Frame())
     begun(root)
-    natives = [NativeOperator(0, "orders", "limit()")]
+    natives = [NativeOperator(0, "orders", "totals", "limit()")]
     with pytest.raises(UserError, match=r"'orders' contains limit\(\), and Spark does not move"):
         check_rescale(JobDir(LocalStore(root)), StoreSpec(str(root)), [], 3, natives)
     before = sorted(root.rglob("*"))
