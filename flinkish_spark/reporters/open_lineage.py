@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark import __version__
 from flinkish_spark.bridge.plans import origins_of
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.version import __version__
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.trace_log import hide_secrets
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
