@@ -13,6 +13,7 @@ from flinkish_spark.core.wings import register_part
 if TYPE_CHECKING:
     from flinkish_spark.bridge.stores import SparkStores
     from flinkish_spark.core.store_spec import StoreOpener
+    from flinkish_spark.job.face import JobFace
 
 
 def _object_stores() -> StoreOpener:
@@ -33,8 +34,15 @@ def _stores_in_spark() -> SparkStores:
     return buckets
 
 
+def _job_face() -> JobFace:
+    from flinkish_spark.rest import job_face
+
+    return job_face
+
+
 def register_parts() -> None:
     for scheme in ("s3", "gs", "az", "abfss", "memory"):
         register_part(f"store {scheme}", _object_stores)
     register_part("store hdfs", _hdfs_stores)
     register_part("stores in Spark", _stores_in_spark)
+    register_part("job face", _job_face)

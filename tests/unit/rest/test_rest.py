@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer
+from flinkish_spark.core.config import UiConfig
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.object_store import open_object_store
@@ -25,7 +26,7 @@ from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
-from flinkish_spark.rest.server import UiConfig, UiServer
+from flinkish_spark.rest.server import UiServer
 from tests.support.cli_rig import JobOnDisk
 from tests.support.rest_rig import (
     INTERVAL_MS,
