@@ -67,7 +67,7 @@ from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob
 from .connectors.kafka.client.barriers import BarrierRecords as BarrierRecords
 from .connectors.kafka.client.settings import DeliveryGuarantee as DeliveryGuarantee
 from .connectors.kafka.client.settings import RecordHeaders as RecordHeaders
-from .connectors.kafka.format.data_source import register as register
+from .connectors.kafka.data_source import register as register
 from .connectors.kafka.manifest import KafkaManifest as KafkaManifest
 from .connectors.kafka.offsets import StartingOffsets as StartingOffsets
 from .connectors.kafka.sink import KafkaSink as KafkaSink

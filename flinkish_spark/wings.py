@@ -12,6 +12,8 @@ from flinkish_spark.core.wings import register_part
 
 if TYPE_CHECKING:
     from flinkish_spark.bridge.stores import SparkStores
+    from flinkish_spark.connectors.kafka.data_source import KafkaDoor
+    from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
     from flinkish_spark.core.store_spec import StoreOpener
     from flinkish_spark.job.face import JobFace
 
@@ -34,6 +36,18 @@ def _stores_in_spark() -> SparkStores:
     return buckets
 
 
+def _kafka_door() -> KafkaDoor:
+    from flinkish_spark.connectors.kafka.format import door
+
+    return door
+
+
+def _reader_of_chained_streams() -> type[KafkaStreamReader]:
+    from flinkish_spark.connectors.kafka.chaining.reader import AlignedStreamReader
+
+    return AlignedStreamReader
+
+
 def _job_face() -> JobFace:
     from flinkish_spark.rest import job_face
 
@@ -45,4 +59,6 @@ def register_parts() -> None:
         register_part(f"store {scheme}", _object_stores)
     register_part("store hdfs", _hdfs_stores)
     register_part("stores in Spark", _stores_in_spark)
+    register_part("Kafka door", _kafka_door)
+    register_part("reader of chained streams", _reader_of_chained_streams)
     register_part("job face", _job_face)
