@@ -55,7 +55,7 @@ class WingsContract(Contract):
 
     facade = fields.SetField(subfield=fields.StringField())
     wings = fields.ListField(subfield=fields.StringField())
-    #: Imports between wings, as ``ops -> kafka_door``.
+    #: Between wings, as ``ops -> kafka_door``, or of one module by another.
     allowed = fields.SetField(subfield=fields.StringField(), required=False)
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
@@ -81,5 +81,6 @@ def _find_wrong(graph: ImportGraph, wings: Wings, allowed: frozenset[str]) -> It
         for imported in graph.find_modules_directly_imported_by(importer):
             one, other = wings.find(importer), wings.find(imported)
             arrow = f"{one} -> {other}"
-            if other in wings.modules and one not in (other, FACADE) and arrow not in allowed:
+            is_allowed = not allowed.isdisjoint({arrow, f"{importer} -> {imported}"})
+            if other in wings.modules and one not in (other, FACADE) and not is_allowed:
                 yield importer, imported, arrow
