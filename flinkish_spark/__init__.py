@@ -11,12 +11,12 @@ import warnings
 import lazy_loader
 
 from flinkish_spark.core.suggestions import find_misspelt_names
-
-#: The build reads the version from here without an import.
-__version__ = "0.1.0"
+from flinkish_spark.core.version import __version__ as __version__
+from flinkish_spark.wings import register_parts
 
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 find_misspelt_names()
+register_parts()
 # kafka-python reads its message schemas with a call that Python 3.11 has deprecated, a hundred times.
 _OF = r"(kafka|importlib\.resources)\."
 warnings.filterwarnings("ignore", r"(read_text|open_text) is deprecated", DeprecationWarning, _OF)

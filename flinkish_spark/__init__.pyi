@@ -67,7 +67,7 @@ from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob
 from .connectors.kafka.client.barriers import BarrierRecords as BarrierRecords
 from .connectors.kafka.client.settings import DeliveryGuarantee as DeliveryGuarantee
 from .connectors.kafka.client.settings import RecordHeaders as RecordHeaders
-from .connectors.kafka.format.data_source import register as register
+from .connectors.kafka.data_source import register as register
 from .connectors.kafka.manifest import KafkaManifest as KafkaManifest
 from .connectors.kafka.offsets import StartingOffsets as StartingOffsets
 from .connectors.kafka.sink import KafkaSink as KafkaSink
@@ -99,6 +99,7 @@ from .core.config import ExponentialDelay as ExponentialDelay
 from .core.config import FailureRate as FailureRate
 from .core.config import FixedDelay as FixedDelay
 from .core.config import NoRestart as NoRestart
+from .core.config import UiConfig as UiConfig
 from .core.distributed_cache import DistributedCache as DistributedCache
 from .core.elements import OutputTag as OutputTag
 from .core.elements import TimeDomain as TimeDomain
@@ -156,7 +157,6 @@ from .job.doctor import Health as Health
 from .job.doctor import doctor as doctor
 from .job.engine import JobProgress as JobProgress
 from .job.engine import Standby as Standby
-from .job.plan_forms import PlanForm as PlanForm
 from .job.requests import StopMode as StopMode
 from .operators.vectorized import BatchContext as BatchContext
 from .operators.vectorized import VectorizedProcessFunction as VectorizedProcessFunction
@@ -165,6 +165,7 @@ from .protocol.failures import CheckpointFailureReason as CheckpointFailureReaso
 from .protocol.ids import CheckpointId as CheckpointId
 from .protocol.ids import CheckpointPurpose as CheckpointPurpose
 from .protocol.input_gate import AlignmentMode as AlignmentMode
+from .protocol.job_graph import PlanForm as PlanForm
 from .protocol.job_status import JobStatus as JobStatus
 from .protocol.job_status import JobStatusChange as JobStatusChange
 from .protocol.job_status import TaskState as TaskState
@@ -195,7 +196,6 @@ from .reporters.open_lineage import OpenLineageReporter as OpenLineageReporter
 from .reporters.open_telemetry import OpenTelemetryReporter as OpenTelemetryReporter
 from .reporters.prometheus import PrometheusReporter as PrometheusReporter
 from .reporters.spark_metrics import SparkMetricsReporter as SparkMetricsReporter
-from .rest.server import UiConfig as UiConfig
 from .savepoints.comparison import Comparison as Comparison
 from .savepoints.comparison import Fate as Fate
 from .savepoints.files import RestoreSettings as RestoreSettings

@@ -34,7 +34,7 @@ API = (
     (
         "jobs",
         "Running jobs",
-        ("job", "checkpoint", "rest", "contracts.hooks", "protocol.job_status", "latency"),
+        ("job", "checkpoint", "contracts.hooks", "protocol.job_graph", "protocol.job_status", "latency"),
     ),
     ("metrics", "Metrics and lineage", ("core.metric_group", "reporters")),
     ("settings", "Settings", ("core.config", "core.distributed_cache", "core.accumulators", "bridge")),

@@ -1,4 +1,4 @@
-"""The floor plan in figures: files, arrows between packages, circles, files with one importer, longest files.
+"""The floor plan in figures: files, core and wings, arrows between packages, circles, longest files.
 
     python -m tools.house             print the figures
     python -m tools.house --index     print the modules, floor by floor, as the page on architecture has them
@@ -16,6 +16,8 @@ from pathlib import Path
 from statistics import mean, median
 
 import grimp
+
+from tools.wings import CORE, FACADE, Wings
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "flinkish_spark"
@@ -82,6 +84,17 @@ def between_packages(edges: Mapping[str, frozenset[str]]) -> Counter[tuple[str, 
     return Counter(pair for pair in pairs if pair[0] != pair[1])
 
 
+def count_imports_of_wings(edges: Mapping[str, frozenset[str]], wings: Wings) -> Counter[str]:
+    """Return how many arrows lead from core to each wing."""
+    owners = (wings.find(other) for one in edges if wings.find(one) == CORE for other in edges[one])
+    return Counter(owner for owner in owners if owner not in (CORE, FACADE))
+
+
+def _sum_up(counts: Counter[str]) -> str:
+    parts = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+    return f"{counts.total()} ({parts})" if parts else "0"
+
+
 def figures() -> str:
     """Return the figures as a table in Markdown."""
     paths, edges = files(), arrows()
@@ -93,9 +106,17 @@ def figures() -> str:
     }
     longest = sorted(lines, key=lambda name: -lines[name])[:5]
     in_circles = [[name.removeprefix(f"{PACKAGE}.") for name in one] for one in circles(edges)]
+    wings = Wings.read()
+    part_lines: Counter[str] = Counter()
+    for name, count in lines.items():
+        part_lines[wings.find(name)] += count
+    to_wings = count_imports_of_wings(edges, wings)
     rows = [
         ("Python files", len(paths)),
         ("lines", sum(lines.values())),
+        ("lines of core", part_lines[CORE]),
+        ("lines of wings", ", ".join(f"{wing} {part_lines[wing]}" for wing in wings.modules)),
+        ("imports from core to wings", _sum_up(to_wings)),
         (
             "median, mean, longest file (lines)",
             f"{median(lines.values()):.0f}, {mean(lines.values()):.0f}, {lines[longest[0]]}",

@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import click
 
-from flinkish_spark import __version__
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, describe_unexpected, one_line
@@ -27,6 +26,7 @@ from flinkish_spark.cli.topics import topics
 from flinkish_spark.cli.transactions import transactions
 from flinkish_spark.cli.ui import ui
 from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.core.version import __version__
 
 #: A group called without a command; up to click 8.1 that is no error.
 _NO_WORDS: type[click.UsageError] | tuple[()] = getattr(click.exceptions, "NoArgsIsHelpError", ())

@@ -51,6 +51,7 @@ def graph(job: StoredJob, form: str | None, as_json: bool) -> None:
 
 def _render(found: JobGraph, form: str | None, history: StatisticsHistory | None) -> str:
     # Imported here, since other commands do not need it.
-    from flinkish_spark.job.plan_forms import PlanForm, plan_in, text
+    from flinkish_spark.job.plan_forms import plan_in, text
+    from flinkish_spark.protocol.job_graph import PlanForm
 
     return text(found, history) if form is None else plan_in(found, PlanForm(form))

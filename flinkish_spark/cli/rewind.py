@@ -29,9 +29,9 @@ from flinkish_spark.cli.client import (
     yes_option,
 )
 from flinkish_spark.core.store import CreateResult
-from flinkish_spark.job.asking import RequestTimeouts, describe
+from flinkish_spark.job.asking import RequestTimeouts, describe, follow_rewind
 from flinkish_spark.job.requests import ReplyKind
-from flinkish_spark.job.rewind import RewindStatus, find_rewind_status, follow_rewind
+from flinkish_spark.job.rewind import RewindStatus, find_rewind_status
 from flinkish_spark.job.stored_job import CheckpointView, StoredJob, checkpoint_views
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindOrder, Tables

@@ -53,7 +53,8 @@ def ui(
     trigger checkpoints and savepoints, and stop, cancel and rewind running jobs.
     """
     # Imported here, since it needs the packages of an extra.
-    from flinkish_spark.rest.server import UiConfig, UiServer
+    from flinkish_spark.core.config import UiConfig
+    from flinkish_spark.rest.server import UiServer
 
     places = [_place(directory) for directory in directories]
     token = None if token_file is None else token_file.read(_LONGEST_TOKEN).strip()

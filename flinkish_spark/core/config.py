@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol import cancellation
 from flinkish_spark.protocol import restart as rules
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.coordination import CoordinationRules
-from flinkish_spark.protocol.durations import Milliseconds
+from flinkish_spark.protocol.durations import Milliseconds, PathText
 from flinkish_spark.protocol.limits import MOST_MS, Limit
 from flinkish_spark.protocol.retention import CheckpointRetention
 
@@ -21,6 +24,7 @@ MOST_CONCURRENT = 100
 MOST_RETAINED = 1_000_000
 #: Three beats of an owner: a slow one is not a dead one.
 _LEAST_LEASE_MS = 15_000
+_MOST_PORT = 65_535
 
 
 class CheckpointingMode(Choice):
@@ -220,3 +224,53 @@ class CancellationConfig(_CheckedSettings, cancellation.CancellationRules):
     """
 
     __slots__ = ()
+
+
+@dataclass(frozen=True)
+class UiConfig:
+    """The configuration of a job's web page and REST server.
+
+    Parameters
+    ----------
+    host
+        The address on which it listens. By default loopback, which other machines cannot reach, and where
+        reading needs no token. On any other address reading needs the token, too; put a proxy with TLS before
+        the server.
+    port
+        The port; 0 picks a free one.
+    token
+        The token that changes must have as `Authorization: Bearer TOKEN`. None makes a new one at each start.
+    names
+        Further host names of the server, for example a proxy's.
+    can_change
+        True if the page may trigger checkpoints and savepoints, and stop, cancel and rewind the job.
+    savepoint_dir
+        Parent directory of savepoints for requests without one: an absolute path, or a URL.
+
+    Examples
+    --------
+    >>> UiConfig(port=8081, savepoint_dir="/data/savepoints").host
+    '127.0.0.1'
+    """
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Range(0, _MOST_PORT)] = 0
+    token: str | None = field(default=None, repr=False)
+    names: Sequence[str] = ()
+    can_change: bool = True
+    savepoint_dir: PathText = ""
+
+    def __post_init__(self) -> None:
+        check_fields(
+            self,
+            host='give an address like "127.0.0.1"',
+            port="give a number from 1 to 65535, or 0 for a port that is free",
+        )
+        if self.token is not None and (not isinstance(self.token, str) or len(self.token) < 16):
+            raise ConfigError(
+                "the token cannot be used",
+                why="it must be a text of 16 characters or more, so that nobody guesses it",
+                what_to_do="leave it out for a new one",
+            )
+        if self.savepoint_dir:
+            StoreSpec.parse(self.savepoint_dir)

@@ -7,7 +7,7 @@
   has to lie in the object, which HDFS has no place for.
 - The client has no time limit for an answer of the NameNode (0.14.7 waits for ever for one that is
   stopped), so each request is made in a thread of its own, which is given up after a time.
-- A fork does not copy its threads; see `object_store`.
+- A fork does not copy its threads; see `remote_store`.
 
 Durability when a write returns: the bytes are synced on all DataNodes of the file (hsync), and the NameNode
 has synced its log before it answers. A DataNode notes without a sync that a file was closed, unless
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 from flinkish_spark.core.clock import SystemClock, SystemThreads, tries
 from flinkish_spark.core.errors import ConfigError, StoreError
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.object_store import CountedStore
+from flinkish_spark.core.remote_store import CountedStore
 from flinkish_spark.core.store import (
     CreateResult,
     ObjectMissing,
@@ -37,6 +37,7 @@ from flinkish_spark.core.store import (
     create_by_id,
     parse_key,
 )
+from flinkish_spark.core.store_spec import StoreSpec, StoreUrl
 from flinkish_spark.core.watchdog import note_failure
 
 if TYPE_CHECKING:
@@ -333,6 +334,10 @@ class HdfsStore(CountedStore):
         )
         failed.ends_when_repeated = _is_refused(error)
         raise failed from None
+
+
+def open_hdfs_store(spec: StoreSpec, url: StoreUrl) -> HdfsStore:
+    return HdfsStore(f"hdfs://{url.bucket}", url.folder)
 
 
 class _Create:

@@ -7,24 +7,24 @@
   and Google Cloud keep metadata and show them with a HEAD request; so do the servers that tests start. The
   first object without an id that is in the way reveals a store that does not.
 - A bucket that is missing must not look like a job that has never run: its 404 is an error here.
-- A fork does not copy obstore's threads: a process that was forked off one which has used a store would wait
-  for ever, also with a store of its own. Spark's workers are forked off a daemon that uses none.
+- A fork does not copy obstore's threads; see `remote_store`. Spark's workers are forked off a daemon that
+  uses no store.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import functools
 import re
-import threading
 import uuid
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock, SystemClock
-from flinkish_spark.core.errors import StoreError
+from flinkish_spark.core.errors import ConfigError, StoreError
+from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.remote_store import CountedStore
 from flinkish_spark.core.store import (
     CreateResult,
     ObjectMissing,
@@ -32,6 +32,7 @@ from flinkish_spark.core.store import (
     create_by_id,
     parse_key,
 )
+from flinkish_spark.core.store_spec import StoreSpec, StoreUrl
 
 if TYPE_CHECKING:
     import obstore.store
@@ -42,12 +43,12 @@ WRITE_ID = "flinkishwriteid"
 #: How long calls go on trying.
 _PATIENCE_MS = 60_000
 #: obstore's own retries: of requests that may be repeated, and of those that may not.
-RETRIES: Mapping[str, Any] = {
+_RETRIES: Mapping[str, Any] = {
     "max_retries": 8,
     "retry_timeout": timedelta(seconds=45),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=5)},
 }
-NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
+_NO_RETRIES: Mapping[str, Any] = {"max_retries": 0}
 #: Ends the readable part of an error's text; the rest repeats it in Rust's form.
 _DEBUG, _MOST_TEXT = "\n\nDebug source:", 500
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -62,39 +63,6 @@ _ODD = re.compile(r"[\\\x00-\x1f\x7f]")
 
 #: As many as S3 takes in one request.
 _DELETED_AT_ONCE = 1_000
-
-#: The process whose threads obstore uses; 0 before its first request.
-_USED_BY = [0]
-
-#: Of all stores of this process.
-_ASKED: Counter[str] = Counter()
-_COUNTING = threading.Lock()
-
-KINDS = ("read", "put", "create", "list", "delete", "copy")
-
-
-def requests_of_this_process() -> dict[str, int]:
-    with _COUNTING:
-        return {kind: _ASKED[kind] for kind in KINDS}
-
-
-class CountedStore:
-    """A remote store, whose requests are counted by kind."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
-
-    @property
-    def requests(self) -> dict[str, int]:
-        """Number of requests by kind; a client's own repetitions count once."""
-        with _COUNTING:
-            return {kind: self._counts[kind] for kind in KINDS}
-
-    def _count(self, kind: str) -> None:
-        check_not_forked()
-        with _COUNTING:
-            self._counts[kind] += 1
-            _ASKED[kind] += 1
 
 
 class ObjectStore(CountedStore):
@@ -276,17 +244,6 @@ class ObjectStore(CountedStore):
             raise failed from None
 
 
-def check_not_forked() -> None:
-    """Refuse to use a remote store in a process that was forked off one which has used a remote store."""
-    _USED_BY[0] = _USED_BY[0] or os.getpid()
-    if _USED_BY[0] != os.getpid():
-        raise StoreError(
-            "this process cannot use a store in a bucket",
-            why=f"it was forked off process {_USED_BY[0]}, which used such a store, and would wait for ever",
-            what_to_do='start this process without a fork: multiprocessing.get_context("spawn")',
-        )
-
-
 def _is_refused(error: Exception) -> bool:
     """Return whether an error is final: nothing was done, and a repetition fails as well."""
     from obstore.exceptions import (
@@ -316,3 +273,55 @@ def _what_to_do(error: Exception) -> str:
             "denies access to missing objects"
         )
     return "check that the store is there and can be reached from this host"
+
+
+def open_object_store(spec: StoreSpec, url: StoreUrl) -> ObjectStore:
+    try:
+        from obstore.exceptions import BaseError
+    except ImportError:
+        raise ConfigError(
+            "a store in a bucket needs the package obstore",
+            why="it is not installed in this Python",
+            what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
+        ) from None
+    config = spec.resolve()
+    # Shorter values, such as "true", are no secrets, and would be replaced in every message.
+    secrets = tuple(value for value in spec.find_secrets() if len(value) >= 6)
+    try:
+        bucket, once = _bucket(url, config, _RETRIES), _bucket(url, config, _NO_RETRIES)
+    except (BaseError, ValueError, TypeError) as error:
+        text = str(error).partition("\n\n")[0]
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        raise ConfigError(
+            f"{url.url} cannot be opened with these options", why=text, what_to_do="check the options"
+        ) from None
+    return ObjectStore(bucket, once, url.folder, url.url, secrets=secrets)
+
+
+def _bucket(url: StoreUrl, options: Mapping[str, str], retries: Any) -> obstore.store.ObjectStore:
+    from obstore.store import AzureStore, GCSStore, S3Store
+
+    config: Any = dict(options)
+    if url.scheme == "s3":
+        return S3Store(url.bucket, config=config, retry_config=retries)
+    if url.scheme == "gs":
+        return GCSStore(url.bucket, config=config, retry_config=retries)
+    if url.scheme == "memory":
+        return _memory(url.bucket)
+    if url.account:
+        # How obstore finds an account of another cloud than the public one.
+        clouds: dict[str, dict[str, str]] = {
+            "core.windows.net": {},
+            "fabric.microsoft.com": {"use_fabric_endpoint": "true"},
+        }
+        other = {"endpoint": f"https://{url.account}.blob.{url.cloud}"}
+        config = {"account_name": url.account, **clouds.get(url.cloud, other), **config}
+    return AzureStore(url.bucket, config=config, retry_config=retries)
+
+
+@functools.cache
+def _memory(name: str) -> obstore.store.ObjectStore:
+    from obstore.store import MemoryStore
+
+    return MemoryStore()

@@ -18,7 +18,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, TypeVar
+from typing import IO, Any, Protocol, TypeVar, runtime_checkable
 
 from flinkish_spark.core.clock import Clock, tries
 from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
@@ -218,6 +218,11 @@ class ConditionalPuts(Protocol):
 
     def write_id_at(self, key: str) -> str | None:
         """Return the id that the object carries; None if no create has written it."""
+
+
+@runtime_checkable
+class BucketStore(FileStore, ConditionalPuts, Protocol):
+    """A store with conditional puts; HDFS renames files instead."""
 
 
 # A remote store may write an object and lose the answer, or answer 500; a client that repeats the request, as

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -10,16 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import NoReturn, Protocol
 
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.hdfs_store import HdfsStore
-from flinkish_spark.core.object_store import NO_RETRIES, RETRIES, ObjectStore
 from flinkish_spark.core.store import FileStore, LocalStore, Store
-
-if TYPE_CHECKING:
-    import obstore.store
+from flinkish_spark.core.wings import load_part
 
 #: What :meth:`StoreSpec.parse` takes, for messages.
 _FORMS = (
@@ -66,7 +60,7 @@ class StoreSpec:
 
     @classmethod
     def parse(cls, url: str, options: Mapping[str, str] = _NO_OPTIONS) -> StoreSpec:
-        place = _Place.parse(url)
+        place = StoreUrl.parse(url)
         for name, value in options.items():
             _check_option(place, name, value)
         return cls(place.url, tuple(sorted(options.items())))
@@ -104,7 +98,7 @@ class StoreSpec:
         if self.is_local:
             # To Spark a plain path means the default file system of the cluster (``fs.defaultFS``).
             return f"file://{self.url}"
-        place = _Place.parse(self.url)
+        place = StoreUrl.parse(self.url)
         rest = self.url.partition("://")[2]
         if place.scheme == "s3":
             return f"s3a://{rest}"
@@ -122,16 +116,19 @@ class StoreSpec:
         return LocalStore(Path(self.url)) if self.is_local else self.open_bucket()
 
     def open_bucket(self) -> FileStore:
-        place = _Place.parse(self.url)
-        return (
-            HdfsStore(f"hdfs://{place.bucket}", place.folder)
-            if place.scheme == "hdfs"
-            else _open_object_store(self)
-        )
+        # A program names a store by its URL only, and executors get it as a text: the scheme is all there is.
+        url = StoreUrl.parse(self.url)
+        open_store: StoreOpener = load_part(f"store {url.scheme}")
+        return open_store(self, url)
 
     def resolve(self) -> dict[str, str]:
         """Return the options with the values of the environment variables that they name: with secrets."""
         return resolve_options(self.options)
+
+    def find_secrets(self) -> tuple[str, ...]:
+        """Return the values that the options have from environment variables."""
+        values = self.resolve()
+        return tuple(values[name] for name, text in self.options if _BY_NAME.fullmatch(text))
 
     def to_child(self, key: str) -> StoreSpec:
         if self.is_local:
@@ -161,7 +158,7 @@ def resolve_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class StoreUrl:
     """A URL in its parts; a local one has a path alone."""
 
     scheme: str
@@ -173,7 +170,7 @@ class _Place:
     cloud: str = ""
 
     @classmethod
-    def parse(cls, url: str) -> _Place:
+    def parse(cls, url: str) -> StoreUrl:
         if url.startswith("/"):
             return cls("file", "", _local(url))
         found = _URL.fullmatch(url)
@@ -230,6 +227,12 @@ class _Place:
         return f"{self.scheme}://{host}/{self.folder}".rstrip("/")
 
 
+class StoreOpener(Protocol):
+    """Opens the stores of a scheme; registered under ``store SCHEME``."""
+
+    def __call__(self, spec: StoreSpec, url: StoreUrl) -> FileStore: ...
+
+
 def _local(path: str) -> str:
     return path.rstrip("/") or "/"
 
@@ -249,7 +252,7 @@ def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
     )
 
 
-def _check_option(place: _Place, name: str, value: str) -> None:
+def _check_option(place: StoreUrl, name: str, value: str) -> None:
     if place.scheme in ("file", "hdfs", "memory"):
         raise ConfigError(
             f"{place.url} takes no options, and {name} was given",
@@ -279,57 +282,3 @@ def _check_option(place: _Place, name: str, value: str) -> None:
             what_to_do=f"put it into an environment variable and give its name: {name}=env:NAME",
             option=name,
         )
-
-
-def _open_object_store(spec: StoreSpec) -> ObjectStore:
-    place = _Place.parse(spec.url)
-    try:
-        from obstore.exceptions import BaseError
-    except ImportError:
-        raise ConfigError(
-            "a store in a bucket needs the package obstore",
-            why="it is not installed in this Python",
-            what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
-        ) from None
-    config = spec.resolve()
-    # Shorter values, such as "true", are no secrets, and would be replaced in every message.
-    by_name = [config[name] for name, text in spec.options if _BY_NAME.fullmatch(text)]
-    secrets = tuple(value for value in by_name if len(value) >= 6)
-    try:
-        bucket, once = _bucket(place, config, RETRIES), _bucket(place, config, NO_RETRIES)
-    except (BaseError, ValueError, TypeError) as error:
-        text = str(error).partition("\n\n")[0]
-        for secret in secrets:
-            text = text.replace(secret, "***")
-        raise ConfigError(
-            f"{place.url} cannot be opened with these options", why=text, what_to_do="check the options"
-        ) from None
-    return ObjectStore(bucket, once, place.folder, place.url, secrets=secrets)
-
-
-def _bucket(place: _Place, options: Mapping[str, str], retries: Any) -> obstore.store.ObjectStore:
-    from obstore.store import AzureStore, GCSStore, S3Store
-
-    config: Any = dict(options)
-    if place.scheme == "s3":
-        return S3Store(place.bucket, config=config, retry_config=retries)
-    if place.scheme == "gs":
-        return GCSStore(place.bucket, config=config, retry_config=retries)
-    if place.scheme == "memory":
-        return _memory(place.bucket)
-    if place.account:
-        # How obstore finds an account of another cloud than the public one.
-        clouds: dict[str, dict[str, str]] = {
-            "core.windows.net": {},
-            "fabric.microsoft.com": {"use_fabric_endpoint": "true"},
-        }
-        other = {"endpoint": f"https://{place.account}.blob.{place.cloud}"}
-        config = {"account_name": place.account, **clouds.get(place.cloud, other), **config}
-    return AzureStore(place.bucket, config=config, retry_config=retries)
-
-
-@functools.cache
-def _memory(name: str) -> obstore.store.ObjectStore:
-    from obstore.store import MemoryStore
-
-    return MemoryStore()

@@ -25,7 +25,7 @@ from flinkish_spark.datastream.connected_streams import (
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.job.plan_forms import markdown, print_tree
+from flinkish_spark.job.face import job_face
 from flinkish_spark.joins.lookup import LookupCache, LookupJoin, LookupTable
 from flinkish_spark.joins.spec import JoinType, ProcessJoinFunction
 from flinkish_spark.planning import declare, transforms
@@ -657,14 +657,14 @@ class DataStream(OperatorSettings):
 
     def explain(self) -> None:
         """Print the operators of this stream as a tree; see :meth:`StreamExecutionEnvironment.explain`."""
-        print_tree(self._describe_job(), self._environment._statistics())
+        job_face().print_tree(self._describe_job(), self._environment._statistics())
 
     def _describe_job(self) -> JobGraph:
         environment = self._environment
         return describe_stream(environment.job, environment.graph, self._node, environment._partitions())
 
     def _repr_markdown_(self) -> str:
-        return markdown(self._describe_job())
+        return job_face().markdown(self._describe_job())
 
     def to_dataframe(self) -> DataFrame:
         """Return the records as a plain streaming DataFrame, for a query of your own.

@@ -25,7 +25,7 @@ from flinkish_spark.contracts.hooks import MasterHook
 from flinkish_spark.contracts.manifest import Manifest
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.core.clock import SystemClock, SystemThreads
-from flinkish_spark.core.config import CancellationConfig, CheckpointConfig, ExponentialDelay
+from flinkish_spark.core.config import CancellationConfig, CheckpointConfig, ExponentialDelay, UiConfig
 from flinkish_spark.core.errors import (
     ConfigError,
     FlinkishError,
@@ -38,6 +38,7 @@ from flinkish_spark.core.forks import own_handler
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.terminal import CLEAR_LINE, can_show, is_notebook
 from flinkish_spark.core.validation import (
     check_methods,
     instance_of,
@@ -52,10 +53,16 @@ from flinkish_spark.datastream.job_plans import JobPlans
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.catch_up import CaughtUp, check_can_catch_up
-from flinkish_spark.job.client import ExecutionListener, JobClient, JobExecutionResult, call_listener
+from flinkish_spark.job.client import (
+    ExecutionListener,
+    JobClient,
+    JobExecutionResult,
+    JobPage,
+    call_listener,
+)
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
-from flinkish_spark.job.live_line import CLEAR_LINE, LiveLine, can_show, is_notebook
+from flinkish_spark.job.face import ReportedJob, Reporter, Reporting, job_face
 from flinkish_spark.job.reporting import JobReporter, collect_reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
@@ -72,8 +79,6 @@ from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
-from flinkish_spark.reporters.reporter import ReportedJob, Reporter, ReporterGroup
-from flinkish_spark.rest.server import UiConfig, UiServer
 from flinkish_spark.savepoints.files import RestoreSettings
 
 if TYPE_CHECKING:
@@ -190,7 +195,7 @@ class StreamExecutionEnvironment(JobPlans):
         self._parallelism: int | None = None
         self._executing, self._process = threading.Lock(), os.getpid()
         self._client: JobClient | None = None
-        self._ui: UiServer | None = None
+        self._ui: JobPage | None = None
 
     @classmethod
     def get_execution_environment(
@@ -418,7 +423,9 @@ class StreamExecutionEnvironment(JobPlans):
             self._check_idle("start it twice")
             interval_ms = self.latency_tracking_interval_ms
             latencies = None if interval_ms is None else LatencyTracker(interval_ms)
-            reporting = ReporterGroup(self._place, self._reporters)
+            reporting = (
+                job_face().make_reporting(self._place, self._reporters) if self._reporters else Reporting()
+            )
             try:
                 page = self._page(ui)
                 supervisor = self._supervisor(latencies, reporting, self._choose_end(until))
@@ -446,14 +453,14 @@ class StreamExecutionEnvironment(JobPlans):
             check_can_catch_up(self.graph.sources, aligned)
         return given
 
-    def _page(self, ui: bool | UiConfig) -> UiServer | None:
+    def _page(self, ui: bool | UiConfig) -> JobPage | None:
         """Close an earlier page of the job, and serve a new one if wanted."""
         self._close_page()
         if ui is False:
             return None
         wanted = UiConfig() if ui is True else ui
         config = instance_of("ui", wanted, UiConfig, what_to_do="give True, or UiConfig(port=...)")
-        self._ui = UiServer([self._place], config)
+        self._ui = job_face().serve_page(self._place, config)
         LOG.info("the page of the job '%s' is at %s", self.job, self._ui.url)
         return self._ui
 
@@ -549,7 +556,7 @@ class StreamExecutionEnvironment(JobPlans):
             yield
             return
         hold_bars = partial(session.hold_stage_bars, self.spark)
-        line = LiveLine(self.job, client, self.graph.sources, sys.stderr, hold_bars, SystemClock())
+        line = job_face().show_line(self.job, client, self.graph.sources, hold_bars)
         with session.suppress_traces(self.spark), line:
             yield
 
@@ -594,7 +601,7 @@ class StreamExecutionEnvironment(JobPlans):
     def _supervisor(
         self,
         latencies: LatencyTracker | None = None,
-        reporting: ReporterGroup | None = None,
+        reporting: Reporting | None = None,
         until: CaughtUp | None = None,
     ) -> Supervisor:
         partitions = self._partitions()

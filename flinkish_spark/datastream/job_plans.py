@@ -11,11 +11,12 @@ from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, StoreE
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of
-from flinkish_spark.job.plan_forms import PlanForm, markdown, plan_in, print_tree
+from flinkish_spark.job.face import job_face
 from flinkish_spark.planning.job_graph import describe_job
 from flinkish_spark.planning.partitioning import fit_partitions, read_shuffle_partitions
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import StreamGraph
+from flinkish_spark.protocol.job_graph import PlanForm
 from flinkish_spark.protocol.savepoints import RestoreRules
 from flinkish_spark.savepoints.comparison import (
     Comparison,
@@ -64,14 +65,14 @@ class JobPlans:
         >>> Path("plan.mmd").write_text(env.get_execution_plan(PlanForm.MERMAID))  # doctest: +SKIP
         """
         instance_of("form", form, PlanForm, what_to_do="give PlanForm.JSON, PlanForm.DOT or PlanForm.MERMAID")
-        return plan_in(self.get_job_graph(), form)
+        return job_face().plan_in(self.get_job_graph(), form)
 
     def explain(self) -> None:
         """Print the job graph as a tree: vertices, where they run, shuffles, state and sinks.
 
         If `job_dir` has statistics, the costs of the newest checkpoint are shown too.
         """
-        print_tree(self.get_job_graph(), self._statistics())
+        job_face().print_tree(self.get_job_graph(), self._statistics())
 
     def compare(self, other: str | RestoreSettings | JobPlans) -> Comparison:
         """Compare programs: what happens to state and positions if this program starts with another one's.
@@ -129,4 +130,4 @@ class JobPlans:
     def _repr_markdown_(self) -> str:
         if not self.graph.sinks:
             return f"`{self.job}`: no sink yet"
-        return markdown(describe_job(self.job, self.graph, self._partitions()))
+        return job_face().markdown(describe_job(self.job, self.graph, self._partitions()))

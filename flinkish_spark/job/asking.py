@@ -20,8 +20,11 @@ from flinkish_spark.job.requests import (
     RequestKind,
     StopMode,
 )
+from flinkish_spark.job.rewind import RewindStatus, find_rewind_status
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
+from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.lineage import RewindOrder
 
 _POLL_MS = 100
 #: A job takes a request within half a second, even while it recovers or waits for a restart; only during a
@@ -143,6 +146,29 @@ def _not_taken(job: StoredJob, request: OutsideRequest, waited_ms: int) -> str:
 
 def _seconds(duration_ms: int) -> str:
     return f"{duration_ms / 1_000:g} s"
+
+
+def follow_rewind(
+    job: StoredJob, order: RewindOrder, owner: OwnerEpoch, patience: RequestTimeouts
+) -> tuple[RewindStatus | None, Reply]:
+    """Ask a running job to obey an order, and wait until it is closed or the time is over.
+
+    `owner` is the newest one before the order. The status is None if no job runs that could obey.
+    """
+    begin_ms = job.clock.monotonic_ms()
+    reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
+    while True:
+        status = find_rewind_status(job.job_dir, order)
+        if status.state.is_closed:
+            return status, reply
+        # A job that has found the order by itself takes no request while it rewinds, and gets a new owner
+        # epoch.
+        if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
+            return None, reply
+        # A job that refuses the request finds the order all the same, or its successor does.
+        if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
+            return status, reply
+        job.clock.sleep_ms(_POLL_MS)
 
 
 def describe(reply: Reply) -> str:

@@ -14,7 +14,7 @@ from flinkish_spark.checkpoint.answers import CheckpointTriggerRequest, PendingA
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.object_store import requests_of_this_process
+from flinkish_spark.core.remote_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, to_ms, to_path
 from flinkish_spark.job.engine import JobProgress

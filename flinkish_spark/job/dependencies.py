@@ -15,7 +15,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session_files import (
     OWN_PREFIX,
     add_to_python_path,
@@ -23,6 +22,7 @@ from flinkish_spark.bridge.session_files import (
     ship_archive,
     ship_tree,
 )
+from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, unusable
@@ -100,7 +100,7 @@ class Dependencies:
 
     def _local_copy(self, what: str, place: str) -> AbstractContextManager[Path]:
         if not self._place.is_local:
-            pass_on(self._spark, self._place)
+            spark_stores().pass_on(self._spark, self._place)
         return local_copy(self._spark, what, place)
 
 

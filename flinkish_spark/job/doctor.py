@@ -19,7 +19,6 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     WITHOUT_JVM,
     ask_executors,
@@ -33,6 +32,7 @@ from flinkish_spark.bridge.session import (
     nearest_folder,
     runs_tasks_itself,
 )
+from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.checks import check_topic_retention
@@ -45,8 +45,7 @@ from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import FlinkishError, StoreError
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.job_dir import job_place, open_job_dir
-from flinkish_spark.core.object_store import ObjectStore
-from flinkish_spark.core.store import CreateResult, LocalStore, UnknownOutcomeError
+from flinkish_spark.core.store import BucketStore, CreateResult, LocalStore, UnknownOutcomeError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
 from flinkish_spark.protocol.choices import Choice
@@ -348,7 +347,7 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
     try:
         first, second = (store.create_if_absent(key, b"") for _ in range(2))
         # Without the stored write id, nobody can tell which of two creates was first.
-        knows_writers = not isinstance(store, ObjectStore) or store.write_id_at(key) is not None
+        knows_writers = not isinstance(store, BucketStore) or store.write_id_at(key) is not None
         store.delete(key)
     except (FlinkishError, UnknownOutcomeError) as error:
         yield Finding(about, Health.REFUSED, f"a job cannot work in it: {error}", "see the store's error")
@@ -360,7 +359,9 @@ def _bucket(spark: SparkSession, place: StoreSpec) -> Iterator[Finding]:
     took_ms = SystemClock().monotonic_ms() - began_ms
     works = "creates without overwriting work" if is_hdfs else "conditional puts work"
     yield Finding(about, Health.FINE, f"{works}; {'three' if is_hdfs else 'five'} requests took {took_ms} ms")
-    for what, check in (("Spark", check_bucket), ("Python in tasks", check_bucket_in_tasks)):
+    stores = spark_stores()
+    checks = (("Spark", stores.check_bucket), ("Python in tasks", stores.check_bucket_in_tasks))
+    for what, check in checks:
         try:
             check(spark, place, store)
             yield Finding(about, Health.FINE, f"{what} sees what the driver writes")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,26 +14,12 @@ from flinkish_spark.contracts.source import Extent, SourceNode
 from flinkish_spark.core.clock import Clock, duration_text
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.terminal import CLEAR_LINE
 from flinkish_spark.job.client import JobClient
 
 LOG = logging.getLogger(__name__)
 #: Shorter than the half second of silence after which Spark draws its progress bars.
 _REFRESH_S = 0.25
-#: Returns to the beginning of the terminal's line and clears it.
-CLEAR_LINE = "\r\x1b[K"
-
-
-def can_show(out: TextIO) -> bool:
-    """Return True if a line can be overwritten: on a terminal, but not in a notebook or file."""
-    try:
-        return out.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not is_notebook()
-    except ValueError:
-        # It is closed.
-        return False
-
-
-def is_notebook() -> bool:
-    return "ipykernel" in sys.modules
 
 
 def _width() -> int:

@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.job_graph import (
     JobEdge,
     JobGraph,
     JobOperator,
     JobVertex,
     OperatorKind,
+    PlanForm,
     ShipStrategy,
 )
 from flinkish_spark.protocol.statistics import (
@@ -34,17 +34,6 @@ _COLOURS = {
     OperatorKind.SINK: ("#e6f4ea", "#2f7d4f"),
 }
 _OTHERS = ("#f4f4f5", "#5f6368")
-
-
-class PlanForm(Choice):
-    """The text format of a plan."""
-
-    #: Flink's, for its plan visualiser.
-    JSON = "JSON"
-    #: Graphviz's.
-    DOT = "DOT"
-    #: Mermaid's, which GitHub, JupyterLab and MkDocs draw.
-    MERMAID = "MERMAID"
 
 
 def plan_in(graph: JobGraph, form: PlanForm) -> str:

@@ -13,11 +13,11 @@ from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from flinkish_spark.bridge.buckets import check_bucket, check_bucket_in_tasks
 from flinkish_spark.bridge.session import (
     blind_hosts,
     runs_tasks_itself,
 )
+from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.contracts.manifest import ManifestContext
@@ -332,8 +332,9 @@ def _check_seen(
     """Refuse executors that do not see the job directory, if tasks read or write it."""
     if not settings.job_dir.is_local:
         # Spark's log and state are there, buffers of sinks, and first positions of sources.
-        check_bucket(spark, settings.job_dir, job_dir.store)
-        check_bucket_in_tasks(spark, settings.job_dir, job_dir.store)
+        stores = spark_stores()
+        stores.check_bucket(spark, settings.job_dir, job_dir.store)
+        stores.check_bucket_in_tasks(spark, settings.job_dir, job_dir.store)
         return
     if runs_tasks_itself(spark):
         return

@@ -33,11 +33,9 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.core.validation import to_ms
-from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted
-from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind
 from flinkish_spark.protocol.decisions import RewindIntent, Verdict
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage
 from flinkish_spark.protocol.lineage import (
     RetainedCheckpoint,
     RewindKind,
@@ -52,7 +50,6 @@ if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
     from flinkish_spark.checkpoint.retention import CheckpointPins
     from flinkish_spark.job.inputs import Inputs
-    from flinkish_spark.job.stored_job import StoredJob
 
 LOG = logging.getLogger(__name__)
 
@@ -286,29 +283,6 @@ def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
         f"the order to go back to checkpoint {target} is gone: somebody deleted it by hand, "
         "and the job has neither carried it out nor refused it",
     )
-
-
-def follow_rewind(
-    job: StoredJob, order: RewindOrder, owner: OwnerEpoch, patience: RequestTimeouts
-) -> tuple[RewindStatus | None, Reply]:
-    """Ask a running job to obey an order, and wait until it is closed or the time is over.
-
-    `owner` is the newest one before the order. The status is None if no job runs that could obey.
-    """
-    begin_ms = job.clock.monotonic_ms()
-    reply = ask_until_interrupted(job, RequestKind.REWIND, patience, target=order.order_id)
-    while True:
-        status = find_rewind_status(job.job_dir, order)
-        if status.state.is_closed:
-            return status, reply
-        # A job that has found the order by itself takes no request while it rewinds, and gets a new owner
-        # epoch.
-        if reply.kind is ReplyKind.NOT_TAKEN and job.job_dir.newest_owner() == owner:
-            return None, reply
-        # A job that refuses the request finds the order all the same, or its successor does.
-        if job.clock.monotonic_ms() - begin_ms >= patience.answered_within_ms:
-            return status, reply
-        job.clock.sleep_ms(_POLL_MS)
 
 
 class PendingRewind:

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkish_spark.bridge.accumulators import TaskTallies
-from flinkish_spark.bridge.buckets import copy_in_tasks
 from flinkish_spark.bridge.jvm_process import ends_with_this_process
 from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
@@ -29,6 +28,7 @@ from flinkish_spark.bridge.session import (
     warm_up,
 )
 from flinkish_spark.bridge.settings import SETTINGS, query_conf
+from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TrackedStaging
 from flinkish_spark.checkpoint.failures import add_place
@@ -448,7 +448,7 @@ class SparkEngine:
         place, spark = self._settings.job_dir, self._spark
         # HDFS has no server-side copy: the bytes go through executors, if there are any besides the driver.
         in_tasks = place.url.startswith("hdfs:") and not runs_tasks_itself(spark)
-        copies = partial(copy_in_tasks, spark, place) if in_tasks else None
+        copies = partial(spark_stores().copy_in_tasks, spark, place) if in_tasks else None
         return pins_of(log, place, self._settings.clock, copies)
 
     def committers(self, job: JobUuid, ownership: Ownership) -> dict[str, Committer]:

@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject
+
+
+class PlanForm(Choice):
+    """The text format of a plan."""
+
+    #: Flink's, for its plan visualiser.
+    JSON = "JSON"
+    #: Graphviz's.
+    DOT = "DOT"
+    #: Mermaid's, which GitHub, JupyterLab and MkDocs draw.
+    MERMAID = "MERMAID"
 
 
 class ShipStrategy(enum.Enum):

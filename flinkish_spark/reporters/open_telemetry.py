@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from flinkish_spark import __version__
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.version import __version__
+from flinkish_spark.job.face import ReportedJob, Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.statistics import CheckpointStatistics, ParticipantStatistics
 from flinkish_spark.reporters.metrics import CATALOGUE, Kind, Measurement, Scope, measurements
 from flinkish_spark.reporters.prometheus import labels_of
-from flinkish_spark.reporters.reporter import EndedCheckpoints, ReportedJob, Reporter
+from flinkish_spark.reporters.reporter import EndedCheckpoints
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics.export import MetricExporter

@@ -11,9 +11,9 @@ from typing import Any
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, FlinkishError
 from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.validation import instance_of
+from flinkish_spark.job.face import ReportedJob, Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.reporters.metrics import Measurement, Scope, measurements
-from flinkish_spark.reporters.reporter import ReportedJob, Reporter
 
 LOG = logging.getLogger(__name__)
 #: Flink's prefixes of names, by scope.

@@ -1,21 +1,18 @@
-"""Reporters, which send the state of a job to other systems, and their threads."""
+"""The threads of reporters, which send the state of a job to other systems."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from flinkish_spark.checkpoint.hooks import QuietListener
-from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.client import ExecutionListener, JobExecutionResult
+from flinkish_spark.job.client import JobExecutionResult
+from flinkish_spark.job.face import ReportedJob, Reporter, Reporting
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
-from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.job_status import Change
 from flinkish_spark.protocol.statistics import CheckpointStatistics, CheckpointStatus, StatisticsHistory
@@ -28,40 +25,6 @@ _IDLE_S, _IDLE_IN_BUCKET_S = 10.0, 60.0
 _TOGETHER_S = 0.2
 #: Maximum delay of a job's end by its reporters.
 _LAST_REPORT_MS = 10_000
-
-
-@dataclass(frozen=True)
-class ReportedJob:
-    name: str
-    sources: Sequence[SourceNode] = ()
-    #: Returns the planned job; None until its checks have passed.
-    planned: Callable[[], PlannedJob | None] = lambda: None
-
-
-class Reporter:
-    """The base class of reporters, which send the state of a job to another system, in a separate thread.
-
-    An exception in `report` is logged and has no other effect. A job waits only for the last report, ten
-    seconds at most.
-    """
-
-    def open(self, job: ReportedJob) -> None:
-        """Connect; called before the job is submitted, in the user's thread.
-
-        Raises
-        ------
-        FlinkishError
-            The reporter cannot work; the job is refused.
-        """
-
-    def report(self, snapshot: JobSnapshot) -> None:
-        """Send the state of the job: after each checkpoint and change of its status, and every ten seconds.
-
-        With a job directory in a bucket only every minute, since each look costs requests.
-        """
-
-    def close(self) -> None:
-        """Send the last report and disconnect; called after the end of the job, also if it was refused."""
 
 
 class EndedCheckpoints:
@@ -120,20 +83,18 @@ class _ReporterThread:
             LOG.debug("the trace", exc_info=True)
 
 
-class ReporterGroup(QuietListener, ExecutionListener):
+class ReporterGroup(Reporting):
     def __init__(self, place: StoreSpec, reporters: Sequence[Reporter]) -> None:
         self._tellings = [_ReporterThread(reporter, place) for reporter in reporters]
         self._opened: list[_ReporterThread] = []
 
     def begin(self, job: ReportedJob) -> None:
-        """Open all reporters; if one fails, :meth:`end` closes the open ones."""
         for one in self._tellings:
             one.reporter.open(job)
             one.thread.start()
             self._opened.append(one)
 
     def end(self) -> None:
-        """Send the last reports, with a time limit. A second call does nothing."""
         for one in self._opened:
             one.over.set()
             one.news.set()

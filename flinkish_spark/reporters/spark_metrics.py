@@ -8,9 +8,9 @@ from pyspark.sql import SparkSession
 
 from flinkish_spark.bridge.session import has_shim, show_metrics
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.job.face import ReportedJob, Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.reporters.metrics import Measurement, Number, measurements
-from flinkish_spark.reporters.reporter import ReportedJob, Reporter
 
 _NO_LETTER = re.compile(r"[^a-zA-Z0-9_-]+")
 

@@ -22,9 +22,9 @@ from starlette.routing import Mount, Route
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError, FlinkishError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted, describe
+from flinkish_spark.job.asking import RequestTimeouts, ask_until_interrupted, describe, follow_rewind
 from flinkish_spark.job.requests import Reply, ReplyKind, RequestKind, StopMode
-from flinkish_spark.job.rewind import follow_rewind, order_rewind
+from flinkish_spark.job.rewind import order_rewind
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId

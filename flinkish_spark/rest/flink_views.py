@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flinkish_spark import __version__
 from flinkish_spark.core.accumulators import as_results
+from flinkish_spark.core.version import __version__
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import CheckpointView
 from flinkish_spark.protocol.ids import CheckpointPurpose

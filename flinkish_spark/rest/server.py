@@ -5,72 +5,19 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.config import UiConfig
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.durations import PathText
 
 if TYPE_CHECKING:
     import uvicorn
 
 #: Time limits for the server's start and end.
 _STARTED_WITHIN_S, _ENDED_WITHIN_S = 20.0, 5.0
-_MOST_PORT = 65_535
-
-
-@dataclass(frozen=True)
-class UiConfig:
-    """The configuration of a job's web page and REST server.
-
-    Parameters
-    ----------
-    host
-        The address on which it listens. By default loopback, which other machines cannot reach, and where
-        reading needs no token. On any other address reading needs the token, too; put a proxy with TLS before
-        the server.
-    port
-        The port; 0 picks a free one.
-    token
-        The token that changes must have as `Authorization: Bearer TOKEN`. None makes a new one at each start.
-    names
-        Further host names of the server, for example a proxy's.
-    can_change
-        True if the page may trigger checkpoints and savepoints, and stop, cancel and rewind the job.
-    savepoint_dir
-        Parent directory of savepoints for requests without one: an absolute path, or a URL.
-
-    Examples
-    --------
-    >>> UiConfig(port=8081, savepoint_dir="/data/savepoints").host
-    '127.0.0.1'
-    """
-
-    host: str = "127.0.0.1"
-    port: Annotated[int, Range(0, _MOST_PORT)] = 0
-    token: str | None = field(default=None, repr=False)
-    names: Sequence[str] = ()
-    can_change: bool = True
-    savepoint_dir: PathText = ""
-
-    def __post_init__(self) -> None:
-        check_fields(
-            self,
-            host='give an address like "127.0.0.1"',
-            port="give a number from 1 to 65535, or 0 for a port that is free",
-        )
-        if self.token is not None and (not isinstance(self.token, str) or len(self.token) < 16):
-            raise ConfigError(
-                "the token cannot be used",
-                why="it must be a text of 16 characters or more, so that nobody guesses it",
-                what_to_do="leave it out for a new one",
-            )
-        if self.savepoint_dir:
-            StoreSpec.parse(self.savepoint_dir)
 
 
 class UiServer:

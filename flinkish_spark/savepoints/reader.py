@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.buckets import pass_on
 from flinkish_spark.bridge.session import move_to_session
 from flinkish_spark.bridge.settings import make_session
+from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.checkpoint.retention import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names, correct_schema_paths
 from flinkish_spark.core.errors import (
@@ -429,7 +429,8 @@ def _load_with_spark(
     options: Mapping[str, str] = MappingProxyType({}),
 ) -> DataFrame:
     """Read the state of one of Spark's operators, which a view has, by Spark's own reader of state."""
-    pass_on(spark, view)
+    if not view.is_local:
+        spark_stores().pass_on(spark, view)
     try:
         # Spark decides about the store's format while it loads.
         own = make_session(spark, shuffle_partitions(spark))

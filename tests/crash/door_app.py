@@ -19,7 +19,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
+from flinkish_spark.connectors.kafka.data_source import FlinkishKafka
 from flinkish_spark.core.steps import Step
 from tests.crash.light_session import light_session
 

@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from flinkish_spark.connectors.kafka.chaining import alignment as offset_plan
 from flinkish_spark.connectors.kafka.chaining.alignment import Offer, View, plan_micro_batch
+from flinkish_spark.connectors.kafka.chaining.cut_state import CutState
 from flinkish_spark.connectors.kafka.client.barriers import BarrierMark, BarrierScan, SeenBarrier
+from flinkish_spark.connectors.kafka.offset_ranges import from_json, to_json
 from flinkish_spark.core.upstream_cut import (
     CHANNEL_STATE_KEY,
     Cut,
     CutPhase,
-    CutState,
     UpstreamCut,
     flatten,
     upstream_cut,
@@ -184,7 +184,7 @@ class Chained:
         state = CutState.from_json(offset, self.settings)
         assert state is not None
         topics = {topic: value for topic, value in offset.items() if not topic.startswith("flinkish:")}
-        return offset_plan.from_json(topics), offset["flinkish:checkpoint"], state
+        return from_json(topics), offset["flinkish:checkpoint"], state
 
     @property
     def state(self) -> CutState:
@@ -205,5 +205,5 @@ class Chained:
 
     @staticmethod
     def _text(positions: Mapping[Place, int], drawn: int, state: CutState) -> str:
-        entries = {**offset_plan.to_json(positions), "flinkish:checkpoint": drawn}
+        entries = {**to_json(positions), "flinkish:checkpoint": drawn}
         return json.dumps({**entries, **state.to_json(positions)})

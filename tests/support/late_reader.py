@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
-from flinkish_spark.connectors.kafka.format.options import SourceOptions, parse_stream
-from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
+from flinkish_spark.connectors.kafka.data_source import FlinkishKafka
+from flinkish_spark.connectors.kafka.stream_options import SourceOptions, parse_stream
+from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
 from flinkish_spark.core.offset_log import OFFSET_KEY
 from flinkish_spark.core.stream_readers import adapt_reader
 

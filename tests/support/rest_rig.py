@@ -15,7 +15,7 @@ from typing import Any
 
 from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer
 from flinkish_spark.checkpoint.ownership import process_key
-from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay
+from flinkish_spark.core.config import CheckpointConfig, ExponentialDelay, UiConfig
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.reporting import collect_reported_settings
 from flinkish_spark.job.requests import OutsideRequest, RequestKind
@@ -51,7 +51,7 @@ from flinkish_spark.protocol.statistics import (
     StatisticsHistory,
 )
 from flinkish_spark.protocol.watermarks import AssignerTime, EventTime, OperatorTime
-from flinkish_spark.rest.server import UiConfig, UiServer
+from flinkish_spark.rest.server import UiServer
 from tests.support.cli_rig import JobOnDisk
 
 TOKEN = "a token of the tests, only there"

@@ -17,8 +17,7 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
 from flinkish_spark.core.fields import check_fields
-from flinkish_spark.core.object_store import ObjectStore
-from flinkish_spark.core.store import UnknownOutcomeError
+from flinkish_spark.core.store import BucketStore, UnknownOutcomeError
 from flinkish_spark.core.store_spec import SCHEMES, StoreSpec, redact_url
 from flinkish_spark.protocol.durations import PathText
 
@@ -168,7 +167,7 @@ def check_creates(path: str, options: Mapping[str, str], whose: str) -> None:
         return
     plain = {name: text for name, text in options.items() if not _OF_DELTA_RS.fullmatch(name)}
     store = StoreSpec.parse(url, plain).open_bucket()
-    assert isinstance(store, ObjectStore)
+    assert isinstance(store, BucketStore)
     if not _refuses_second(store, path):
         raise EnvironmentFault(
             f"the store of the Delta table {path} cannot be committed to by {whose}",
@@ -178,7 +177,7 @@ def check_creates(path: str, options: Mapping[str, str], whose: str) -> None:
         )
 
 
-def _refuses_second(store: ObjectStore, path: str) -> bool:
+def _refuses_second(store: BucketStore, path: str) -> bool:
     lost = ""
     for _ in range(_TRIES):
         key = f"{_PROBES}/{uuid.uuid4().hex}"

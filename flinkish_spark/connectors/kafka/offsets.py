@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
-from flinkish_spark.connectors.kafka.chaining.alignment import from_json
 from flinkish_spark.connectors.kafka.client.admin import (
     GroupCommit,
     KafkaAdmin,
@@ -22,6 +21,7 @@ from flinkish_spark.connectors.kafka.client.admin import (
     list_places,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
+from flinkish_spark.connectors.kafka.offset_ranges import from_json
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
 from flinkish_spark.core.fields import Range, check_fields

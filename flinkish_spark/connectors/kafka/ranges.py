@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.kafka.format.options import SourceOptions
-from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, make_schema, read_range
 from flinkish_spark.connectors.kafka.metadata import clear_missing_times, metadata_arrays, metadata_fields
+from flinkish_spark.connectors.kafka.stream_options import SourceOptions
+from flinkish_spark.connectors.kafka.stream_reader import KafkaPiece, make_schema, read_range
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import CONTROL

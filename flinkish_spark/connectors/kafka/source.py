@@ -12,8 +12,7 @@ from typing import ClassVar, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
-from flinkish_spark.connectors.kafka.chaining.alignment import from_json, to_json
-from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
+from flinkish_spark.connectors.kafka import stream_options as names
 from flinkish_spark.connectors.kafka.checks import (
     HEADERS,
     find_missing_input,
@@ -25,14 +24,13 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     OffsetDirection,
 )
-from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
-from flinkish_spark.connectors.kafka.format import options as names
-from flinkish_spark.connectors.kafka.format.data_source import FORMAT_NAME, register
+from flinkish_spark.connectors.kafka.data_source import FORMAT_NAME, register
 from flinkish_spark.connectors.kafka.input import KafkaInput
 from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, to_reader_options
+from flinkish_spark.connectors.kafka.offset_ranges import from_json, to_json
 from flinkish_spark.connectors.kafka.offsets import (
     KafkaEnd,
     KafkaStart,
@@ -44,6 +42,7 @@ from flinkish_spark.connectors.kafka.offsets import (
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
 from flinkish_spark.connectors.kafka.records import make_decoding
+from flinkish_spark.connectors.kafka.upstream_job import UpstreamJob
 from flinkish_spark.connectors.plain_formats import Raw
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.format import Changes, Format, check_format
@@ -57,7 +56,6 @@ from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
 from flinkish_spark.core.validation import instance_of, raise_config_errors, values_by_name
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import Place
-from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.limits import UNLIMITED, NoLimit, check_whole
 from flinkish_spark.protocol.plan_layout import Position, offsets_in
 from flinkish_spark.transport import columns as C
@@ -114,23 +112,6 @@ def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
             "a source with aligned_with is not the only source of its job",
             why="each source would take a checkpoint at another cut, so that it would not be consistent",
             what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
-        )
-
-
-def check_policies(upstream: UpstreamJob | None, connection: KafkaConnection, topics: Sequence[str]) -> None:
-    """Refuse unaligned checkpoints of compacted topics, which lose barriers; called by the preflight."""
-    if upstream is None or upstream.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
-        return
-    with WIRES.wire(connection) as wire:
-        found = KafkaAdmin.from_wire(wire).topics(topics)
-    compacted = next((topic for topic in topics if topic in found and found[topic].is_compacted), None)
-    if compacted is not None:
-        raise ConfigError(
-            f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{upstream.mode.name}",
-            why="an unaligned checkpoint is taken before its last barrier records are read, which compaction "
-            "may remove",
-            what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
-            topic=compacted,
         )
 
 
@@ -525,7 +506,8 @@ class KafkaSource(KafkaInput):
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         super().preflight(spark, job_dir, uid)
-        check_policies(self.aligned_with, self.connection, self.topics)
+        if self.aligned_with is not None:
+            self.aligned_with.check_topics(self.connection, self.topics)
 
     def check_start(self, uid: str, position: Position) -> None:
         logged = LoggedOffsets((offsets_in(position),))

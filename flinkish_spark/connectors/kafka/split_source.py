@@ -13,7 +13,6 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.kafka.chaining.alignment import to_json
 from flinkish_spark.connectors.kafka.checks import HEADERS, find_missing_input, raise_if_confirmed
 from flinkish_spark.connectors.kafka.client.admin import PLANNING_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import poll_until_confirmed
@@ -30,6 +29,7 @@ from flinkish_spark.connectors.kafka.metadata import (
     names_of,
     to_milliseconds,
 )
+from flinkish_spark.connectors.kafka.offset_ranges import to_json
 from flinkish_spark.connectors.kafka.offsets import (
     KafkaEnd,
     KafkaStart,

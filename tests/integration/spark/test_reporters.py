@@ -22,9 +22,9 @@ from flinkish_spark import (
     PrometheusReporter,
     SparkMetricsReporter,
 )
+from flinkish_spark.job.face import Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind
-from flinkish_spark.reporters.reporter import Reporter
 from flinkish_spark.sources import FileSource, JsonLines
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, environment
 from tests.support.lineage_events import Events

@@ -10,7 +10,7 @@ import pytest
 
 from flinkish_spark.bridge import settings as session_settings
 from flinkish_spark.bridge.settings import REQUIRED_CONF, SHUFFLE_PARTITIONS, SessionSettings, query_conf
-from flinkish_spark.connectors.kafka.format import data_source
+from flinkish_spark.connectors.kafka import data_source
 from flinkish_spark.core.errors import UnavailableError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.spark_engine import start_query

@@ -23,7 +23,8 @@ from flinkish_spark.checkpoint.spark_log import BucketLog, log_of
 from flinkish_spark.checkpoint.staging import micro_batch_in
 from flinkish_spark.core.errors import CorruptObjectError, FencedError, OwnedElsewhereError, StoreError
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
-from flinkish_spark.core.object_store import ObjectStore, requests_of_this_process
+from flinkish_spark.core.object_store import ObjectStore
+from flinkish_spark.core.remote_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import Standby
 from flinkish_spark.job.standby import LockWait, wait_for_lock

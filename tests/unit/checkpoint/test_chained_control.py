@@ -16,8 +16,8 @@ from flinkish_spark.checkpoint.control import (
     write_status,
 )
 from flinkish_spark.connectors.control_source import ControlReader
+from flinkish_spark.connectors.kafka.chaining.reader import _parse_offer
 from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan
-from flinkish_spark.connectors.kafka.format.reader import _parse_offer
 from flinkish_spark.protocol.checkpoint import (
     FinishedParticipants,
     JobPhase,

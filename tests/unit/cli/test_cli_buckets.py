@@ -12,7 +12,7 @@ from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.cli.transactions import hold_lock, lock_of
 from flinkish_spark.core.errors import OwnedElsewhereError
 from flinkish_spark.core.job_dir import open_job_dir
-from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec, StoreUrl
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from tests.support.cli_rig import flinkish
@@ -32,9 +32,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> StoreSpec:
 
 
 def _opened(memory: StoreSpec) -> Any:
-    from flinkish_spark.core import store_spec
+    from flinkish_spark.core.object_store import open_object_store
 
-    return store_spec._open_object_store(memory)
+    return open_object_store(memory, StoreUrl.parse(memory.url))
 
 
 def test_checkpoints_of_a_job_in_a_bucket_are_listed(place: StoreSpec) -> None:

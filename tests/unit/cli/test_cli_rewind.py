@@ -14,7 +14,7 @@ from flinkish_spark.cli import rewind
 from flinkish_spark.cli.rewind import OrderOutcome
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.job_dir import REWIND_ORDER_KEY
-from flinkish_spark.job import rewind as orders
+from flinkish_spark.job import asking
 from flinkish_spark.job.requests import Inbox, OutsideRequest, Reply, ReplyKind, RequestKind
 from flinkish_spark.job.rewind import RewindState
 from flinkish_spark.protocol.failures import CheckpointFailureReason
@@ -282,7 +282,7 @@ def test_an_interrupt_is_no_answer_and_leaves_the_order(
 def test_an_interrupt_behind_the_answer_is_no_answer_either(
     job: JobOnDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orders, "ask_until_interrupted", lambda *words, **more: Reply(ReplyKind.COMPLETED))
+    monkeypatch.setattr(asking, "ask_until_interrupted", lambda *words, **more: Reply(ReplyKind.COMPLETED))
     interrupt(monkeypatch)
     result = flinkish("rewind", job.root, 1, "--yes")
     assert result.exit_code == 3 and "the order to go back to checkpoint 1 stays" in result.stderr

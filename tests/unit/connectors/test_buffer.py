@@ -18,7 +18,7 @@ from flinkish_spark.connectors.buffer import (
     BufferName,
 )
 from flinkish_spark.core.errors import UnavailableError
-from flinkish_spark.core.object_store import requests_of_this_process
+from flinkish_spark.core.remote_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome

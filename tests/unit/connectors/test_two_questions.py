@@ -16,10 +16,10 @@ from flinkish_spark import KafkaSource, StartingOffsets
 from flinkish_spark.connectors.delta import source as delta_records_module
 from flinkish_spark.connectors.delta.log import commit_path
 from flinkish_spark.connectors.delta.source import DeltaSource, DeltaTableSource
-from flinkish_spark.connectors.kafka.format.offsets import OffsetFinder
-from flinkish_spark.connectors.kafka.format.options import FIRST_OFFSETS, parse_batch, parse_stream
-from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
 from flinkish_spark.connectors.kafka.source import to_subscription_options
+from flinkish_spark.connectors.kafka.stream_offsets import OffsetFinder
+from flinkish_spark.connectors.kafka.stream_options import FIRST_OFFSETS, parse_batch, parse_stream
+from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.job_dir import JobDir

@@ -14,10 +14,10 @@ import pytest
 from flinkish_spark import KafkaSource
 from flinkish_spark.checkpoint.control import read_held, to_held_path, write_held
 from flinkish_spark.connectors.collection import CollectionSource
-from flinkish_spark.connectors.kafka.format import offsets as topic_watch
-from flinkish_spark.connectors.kafka.format.options import parse_stream
-from flinkish_spark.connectors.kafka.format.reader import KafkaStreamReader
+from flinkish_spark.connectors.kafka import stream_offsets as topic_watch
 from flinkish_spark.connectors.kafka.source import to_subscription_options
+from flinkish_spark.connectors.kafka.stream_options import parse_stream
+from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
 from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader
 from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.stream_readers import ReadAllAvailable

@@ -16,9 +16,10 @@ import pytest
 
 from flinkish_spark.contracts.source import Extent, SourceNode
 from flinkish_spark.core.offset_log import LoggedOffsets
+from flinkish_spark.core.terminal import can_show
 from flinkish_spark.core.watchdog import Wait
 from flinkish_spark.job.engine import JobProgress
-from flinkish_spark.job.live_line import LiveLine, can_show
+from flinkish_spark.job.live_line import LiveLine
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.event_time import Valve
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, OwnerEpoch

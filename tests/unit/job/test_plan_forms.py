@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.job.plan_forms import PlanForm, dot, mermaid, plan_in, print_tree, text
+from flinkish_spark.job.plan_forms import dot, mermaid, plan_in, print_tree, text
 from flinkish_spark.protocol.checkpoint import ParticipantKind
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
@@ -18,6 +18,7 @@ from flinkish_spark.protocol.job_graph import (
     JobGraph,
     JobOperator,
     OperatorKind,
+    PlanForm,
     RunsIn,
     ShipStrategy,
 )

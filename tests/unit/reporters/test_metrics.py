@@ -14,12 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from flinkish_spark import PrometheusReporter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.face import ReportedJob
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.user_metrics import UserMetric, UserMetricKind
 from flinkish_spark.reporters import metrics, prometheus
 from flinkish_spark.reporters.metrics import CATALOGUE, Kind, Scope, measurements
-from flinkish_spark.reporters.reporter import ReportedJob
 from tests.support.rest_rig import ORDERS, TABLE, TOTALS, ShownJob, asked, serving, shown_job
 
 TOTAL = {

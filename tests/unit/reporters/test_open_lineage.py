@@ -15,11 +15,11 @@ from flinkish_spark import DeltaSink, JdbcSink, KafkaSink, OpenLineageReporter, 
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.face import ReportedJob
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
-from flinkish_spark.reporters.reporter import ReportedJob
 from flinkish_spark.sources import FileSource, HybridSource, JsonLines, KafkaRecordsSource, KafkaSource
 from tests.support.lineage_events import Events, check_event
 from tests.support.rest_rig import ShownJob, shown_job

@@ -16,9 +16,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from flinkish_spark import OpenTelemetryReporter
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.face import ReportedJob
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import StoredJob
-from flinkish_spark.reporters.reporter import ReportedJob
 from tests.support.rest_rig import ShownJob, shown_job
 
 JOB = ReportedJob("orders")

@@ -16,10 +16,11 @@ from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.log_context import add_log_facts, log_facts
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.face import ReportedJob, Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.reporters import reporter, spark_metrics
-from flinkish_spark.reporters.reporter import EndedCheckpoints, ReportedJob, Reporter, ReporterGroup
+from flinkish_spark.reporters.reporter import EndedCheckpoints, ReporterGroup
 from tests.support.rest_rig import shown_job
 
 JOB = ReportedJob("orders")

@@ -16,16 +16,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from flinkish_spark.checkpoint.answers import AnswerKind, CheckpointAnswer
-from flinkish_spark.core import store_spec
+from flinkish_spark.core.config import UiConfig
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.job_dir import open_job_dir
-from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.object_store import open_object_store
+from flinkish_spark.core.store_spec import StoreSpec, StoreUrl
 from flinkish_spark.job.requests import OutsideRequest, RequestKind, StopMode
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.ids import CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobEvent, JobStatus
-from flinkish_spark.rest.server import UiConfig, UiServer
+from flinkish_spark.rest.server import UiServer
 from tests.support.cli_rig import JobOnDisk
 from tests.support.rest_rig import (
     INTERVAL_MS,
@@ -466,7 +467,8 @@ def test_damaged_and_copied_directories_hide_no_others(job: ShownJob, tmp_path: 
 
 def test_jobs_in_a_bucket_are_found_by_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     def opened(self: StoreSpec) -> Any:
-        return store_spec._open_object_store(StoreSpec.parse(self.url.replace("s3://", "memory://rest-")))
+        memory = StoreSpec.parse(self.url.replace("s3://", "memory://rest-"))
+        return open_object_store(memory, StoreUrl.parse(memory.url))
 
     monkeypatch.setattr(StoreSpec, "open_bucket", opened)
     folder = StoreSpec.parse("s3://bucket/jobs", {"region": "eu-central-1"})

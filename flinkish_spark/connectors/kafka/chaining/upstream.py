@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,10 +16,13 @@ from flinkish_spark.connectors.kafka.chaining.alignment import (
     next_barrier,
     turns_unaligned_at_ms,
 )
+from flinkish_spark.connectors.kafka.chaining.cut_state import CutState, channel_of, place_of
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
-from flinkish_spark.core.errors import InternalError
+from flinkish_spark.connectors.kafka.client.client import WIRES
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.core.errors import ConfigError, InternalError
 from flinkish_spark.core.fields import Range, check_fields
-from flinkish_spark.core.upstream_cut import CutState, channel_of, place_of
 from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.durations import Milliseconds
@@ -85,6 +88,22 @@ class UpstreamJob(StoredObject):
     def from_option(cls, text: str) -> UpstreamJob:
         """Parse the value that :meth:`to_option` wrote."""
         return cls.from_json(json.loads(text))
+
+    def check_topics(self, connection: KafkaConnection, topics: Sequence[str]) -> None:
+        """Refuse unaligned checkpoints of compacted topics, which lose barriers; called by the preflight."""
+        if self.mode in (AlignmentMode.ALIGNED, AlignmentMode.AT_LEAST_ONCE):
+            return
+        with WIRES.wire(connection) as wire:
+            found = KafkaAdmin.from_wire(wire).topics(topics)
+        compacted = next((topic for topic in topics if topic in found and found[topic].is_compacted), None)
+        if compacted is not None:
+            raise ConfigError(
+                f"the topic '{compacted}' is compacted, and its source has AlignmentMode.{self.mode.name}",
+                why="an unaligned checkpoint is taken before its last barrier records are read, which "
+                "compaction may remove",
+                what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
+                topic=compacted,
+            )
 
 
 #: Sizes in offsets of the windows that are scanned one after the other, backward from the end.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from flinkish_spark.connectors.kafka.chaining import alignment as cut_plan
-from flinkish_spark.core.upstream_cut import CutPhase, CutState, channel_of, place_of
+from flinkish_spark.connectors.kafka.chaining.cut_state import CutState, channel_of, place_of
+from flinkish_spark.core.upstream_cut import CutPhase
 from flinkish_spark.protocol.input_gate import AlignmentMode, AlignmentSettings, BarrierKind
 from tests.support.chained_log import Chained, Log
 

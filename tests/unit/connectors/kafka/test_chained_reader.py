@@ -13,24 +13,19 @@ from typing import Any
 import pytest
 
 from flinkish_spark.checkpoint.control import AlignmentStatus, read_status, write_status
+from flinkish_spark.connectors.kafka import stream_offsets as topic_watch
 from flinkish_spark.connectors.kafka.chaining.alignment import View
+from flinkish_spark.connectors.kafka.chaining.cut_state import CutState
+from flinkish_spark.connectors.kafka.chaining.reader import AlignedStreamReader
 from flinkish_spark.connectors.kafka.chaining.upstream import SharedPlan, UpstreamJob, describe_status
 from flinkish_spark.connectors.kafka.client.barriers import BarrierScan, SeenBarrier
 from flinkish_spark.connectors.kafka.client.client import Isolation
-from flinkish_spark.connectors.kafka.format import offsets as topic_watch
-from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka
-from flinkish_spark.connectors.kafka.format.options import parse_stream
-from flinkish_spark.connectors.kafka.format.reader import AlignedStreamReader, KafkaPiece, KafkaStreamReader
+from flinkish_spark.connectors.kafka.data_source import FlinkishKafka
+from flinkish_spark.connectors.kafka.stream_options import parse_stream
+from flinkish_spark.connectors.kafka.stream_reader import KafkaPiece, KafkaStreamReader
 from flinkish_spark.core.errors import ConfigError, InternalError
 from flinkish_spark.core.stream_readers import TELLS_READERS, ReadAllAvailable, ReadMaxRows
-from flinkish_spark.core.upstream_cut import (
-    CHANNEL_STATE_KEY,
-    UPSTREAM_KEY,
-    Cut,
-    CutPhase,
-    CutState,
-    upstream_cut,
-)
+from flinkish_spark.core.upstream_cut import CHANNEL_STATE_KEY, UPSTREAM_KEY, Cut, CutPhase, upstream_cut
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentMode, AlignmentSettings
 from tests.support.chained_log import JOB, Log, mark
@@ -77,7 +72,7 @@ class Brokers:
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.format.reader._ASK_EVERY_S", 0.0)
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.stream_reader._ASK_EVERY_S", 0.0)
 
 
 class Job:

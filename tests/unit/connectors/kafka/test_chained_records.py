@@ -14,6 +14,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark import Json, KafkaSink, KafkaSource
 from flinkish_spark.connectors.kafka import source as kafka_upstream
+from flinkish_spark.connectors.kafka import stream_reader as rows
 from flinkish_spark.connectors.kafka.chaining.upstream import UpstreamJob
 from flinkish_spark.connectors.kafka.client import reader as range_reader
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, TopicInfo
@@ -31,8 +32,7 @@ from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import FetchedBatches, OffsetRange, record_schema
 from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable
-from flinkish_spark.connectors.kafka.format import reader as rows
-from flinkish_spark.connectors.kafka.format.options import BarrierRecordPolicy, parse_stream
+from flinkish_spark.connectors.kafka.stream_options import BarrierRecordPolicy, parse_stream
 from flinkish_spark.connectors.kafka.writer import (
     BARRIER_TASK,
     KafkaCommitter,
@@ -370,14 +370,14 @@ def test_a_compacted_topic_is_refused_where_cuts_are_drawn_ahead_of_barriers(
     known = {"plain": TopicInfo(1, None, 1_000), "both": TopicInfo(1, None, 1_000, is_compacted=True)}
     monkeypatch.setattr(KafkaAdmin, "topics", lambda _, names: {name: known[name] for name in names})
     connection = KafkaConnection("h:1")
-    kafka_upstream.check_policies(upstream, connection, ["plain"])
+    upstream.check_topics(connection, ["plain"])
     with pytest.raises(ConfigError, match=r"the topic 'both' is compacted.*use AlignmentMode.ALIGNED"):
-        kafka_upstream.check_policies(upstream, connection, ["plain", "both"])
+        upstream.check_topics(connection, ["plain", "both"])
 
 
 def test_nobody_asks_for_policies_that_do_not_matter() -> None:
-    for upstream in (None, UpstreamJob(), UpstreamJob(AlignmentMode.AT_LEAST_ONCE)):
-        kafka_upstream.check_policies(upstream, KafkaConnection("h:1"), ["t"])
+    for upstream in (UpstreamJob(), UpstreamJob(AlignmentMode.AT_LEAST_ONCE)):
+        upstream.check_topics(KafkaConnection("h:1"), ["t"])
 
 
 def test_barrier_records_need_checkpoints_that_are_exactly_once() -> None:
@@ -396,7 +396,7 @@ def test_a_least_number_of_records_is_refused() -> None:
         "subscribe": "t",
         "flinkish.upstream": UpstreamJob().to_option(),
     }
-    assert parse_stream(given).upstream == UpstreamJob()
+    assert UpstreamJob.from_option(parse_stream(given).upstream) == UpstreamJob()
     with pytest.raises(ConfigError, match="minOffsetsPerTrigger"):
         parse_stream({**given, "minOffsetsPerTrigger": "5"})
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pyspark.errors import SparkNoSuchElementException
 
-from flinkish_spark.connectors.kafka.chaining import alignment as plan
-from flinkish_spark.connectors.kafka.chaining.alignment import Range
+from flinkish_spark.connectors.kafka import offset_ranges as plan
 from flinkish_spark.connectors.kafka.client.client import Isolation
-from flinkish_spark.connectors.kafka.format.data_source import register
-from flinkish_spark.connectors.kafka.format.options import (
+from flinkish_spark.connectors.kafka.data_source import register
+from flinkish_spark.connectors.kafka.format.options import parse_sink
+from flinkish_spark.connectors.kafka.offset_ranges import Range
+from flinkish_spark.connectors.kafka.stream_options import (
     EARLIEST,
     LATEST,
     parse_any,
     parse_batch,
-    parse_sink,
     parse_stream,
 )
 from flinkish_spark.core.errors import ConfigError, SchemaError

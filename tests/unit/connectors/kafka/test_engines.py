@@ -14,7 +14,8 @@ from flinkish_spark import (
     KafkaSource,
 )
 from flinkish_spark.connectors.kafka.client.settings import ProducerSettings
-from flinkish_spark.connectors.kafka.format.options import parse_sink, parse_stream
+from flinkish_spark.connectors.kafka.format.options import parse_sink
+from flinkish_spark.connectors.kafka.stream_options import parse_stream
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.sources import KafkaRecordsSource
 

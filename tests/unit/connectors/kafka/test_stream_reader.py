@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark.checkpoint.control import ControlFile
+from flinkish_spark.connectors.kafka import stream_offsets as topic_watch
+from flinkish_spark.connectors.kafka import stream_reader
 from flinkish_spark.connectors.kafka.client import client as _pace
 from flinkish_spark.connectors.kafka.client.client import Isolation
-from flinkish_spark.connectors.kafka.format import offsets as topic_watch
-from flinkish_spark.connectors.kafka.format import reader as stream_reader
-from flinkish_spark.connectors.kafka.format.options import parse_stream
-from flinkish_spark.connectors.kafka.format.reader import KafkaPiece, KafkaStreamReader
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
+from flinkish_spark.connectors.kafka.stream_options import parse_stream
+from flinkish_spark.connectors.kafka.stream_reader import KafkaPiece, KafkaStreamReader
 from flinkish_spark.core.errors import GraphError, InputLostError
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadMaxRows
 from flinkish_spark.protocol.alignment import encode_announced_channel
@@ -287,8 +287,8 @@ def test_time_travels_in_the_offset_and_calls_are_a_piece_of_their_own(tmp_path:
 
 def test_so_many_offsets_a_second_and_no_flood_behind_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.format.reader.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.format.reader.time.sleep", lambda s: None)
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.stream_reader.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.stream_reader.time.sleep", lambda s: None)
     log = Log(a=1_000)
     paced = reader(log, **{"flinkish.max.offsets.per.second": "10"})
     at = paced.latestOffset(paced.initialOffset(), ALL)
@@ -305,8 +305,8 @@ def test_so_many_offsets_a_second_and_no_flood_behind_a_pause(monkeypatch: pytes
 
 def test_a_partition_is_not_left_behind_by_a_small_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.format.reader.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("flinkish_spark.connectors.kafka.format.reader.time.sleep", lambda s: None)
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.stream_reader.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("flinkish_spark.connectors.kafka.stream_reader.time.sleep", lambda s: None)
     log = Log(a=50, b=2)
     paced = reader(log, subscribe="a,b", **{"flinkish.max.offsets.per.second": "1"})
     at = paced.latestOffset(paced.initialOffset(), ALL)

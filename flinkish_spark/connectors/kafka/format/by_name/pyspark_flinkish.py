@@ -6,6 +6,6 @@ life of a driver's JVM, at the first format that is not its own. A module that f
 others, so this one holds nothing but the name.
 """
 
-from flinkish_spark.connectors.kafka.format.data_source import FlinkishKafka as DefaultSource
+from flinkish_spark.connectors.kafka.data_source import FlinkishKafka as DefaultSource
 
 __all__ = ["DefaultSource"]

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol
 
 from pyspark.sql import types as T
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    DataSourceWriter,
+)
 
 from flinkish_spark.bridge.refusals import say_refusals_last
 from flinkish_spark.bridge.settings import SETTINGS
-from flinkish_spark.connectors.kafka.format.options import parse_any, parse_batch, parse_sink, parse_stream
+from flinkish_spark.connectors.kafka.stream_options import parse_any, parse_stream
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import Observer, SilentObserver
 from flinkish_spark.core.stream_readers import adapt_reader
+from flinkish_spark.core.wings import load_part
 from flinkish_spark.transport import columns as C
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from flinkish_spark.connectors.kafka.format.writer import KafkaStreamWriter
-
 
 FORMAT_NAME = "flinkish-kafka"
 #: Session setting: pattern for names of options whose values Spark redacts.
@@ -28,6 +33,21 @@ _REDACTION = "spark.sql.redaction.options.regex"
 _BY_DEFAULT = "(?i)url"
 #: Names of secret options; a private key may be an option's value (KIP-651).
 _SECRETS = r"(?i)ssl\.keystore\.key|sasl\.jaas\.config|password"
+
+
+class KafkaDoor(Protocol):
+    """The half of the format that no job uses: batches, and the sink of a plain query."""
+
+    def make_batch_reader(self, options: Mapping[str, str]) -> DataSourceReader: ...
+
+    def make_stream_writer(
+        self, options: Mapping[str, str], schema: T.StructType, observer: Callable[[], Observer]
+    ) -> DataSourceStreamArrowWriter: ...
+
+
+def _load_door() -> KafkaDoor:
+    door: KafkaDoor = load_part("Kafka door")
+    return door
 
 
 class FlinkishKafka(DataSource):
@@ -42,27 +62,25 @@ class FlinkishKafka(DataSource):
         return FORMAT_NAME
 
     def schema(self) -> str:
-        from flinkish_spark.connectors.kafka.format.reader import make_schema
+        from flinkish_spark.connectors.kafka.stream_reader import make_schema
 
         options = parse_any(self.options)
         return f"{C.PIECE} STRING" if options.gives_pieces else make_schema(options)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
-        from flinkish_spark.connectors.kafka.format.reader import KafkaBatchReader
-
-        return KafkaBatchReader(parse_batch(self.options))
+        return _load_door().make_batch_reader(self.options)
 
     def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        from flinkish_spark.connectors.kafka.format.reader import AlignedStreamReader, KafkaStreamReader
+        from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
 
         options = parse_stream(self.options)
-        reader = KafkaStreamReader if options.upstream is None else AlignedStreamReader
+        reader: type[KafkaStreamReader] = KafkaStreamReader
+        if options.upstream:
+            reader = load_part("reader of chained streams")
         return adapt_reader(reader(options))
 
-    def streamWriter(self, schema: T.StructType, overwrite: bool) -> KafkaStreamWriter:
-        from flinkish_spark.connectors.kafka.format.writer import KafkaStreamWriter
-
-        return KafkaStreamWriter(parse_sink(self.options, schema), self.observer)
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        return _load_door().make_stream_writer(self.options, schema, self.observer)
 
     def writer(self, schema: T.StructType, overwrite: bool) -> DataSourceWriter:
         """Refuse: without a checkpoint the repetition of a batch query could not be recognised."""

@@ -15,14 +15,14 @@ from flinkish_spark.connectors.kafka.client.admin import (
     make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.client import Isolation, poll_until_confirmed
-from flinkish_spark.connectors.kafka.format.options import (
+from flinkish_spark.connectors.kafka.offsets import find_offsets_by_time, select_partitions
+from flinkish_spark.connectors.kafka.stream_options import (
     EARLIEST,
     LATEST,
     NoOffsetStrategy,
     OffsetRangeLimit,
     SourceOptions,
 )
-from flinkish_spark.connectors.kafka.offsets import find_offsets_by_time, select_partitions
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, GraphError, InputLostError
 from flinkish_spark.protocol.ids import Place
