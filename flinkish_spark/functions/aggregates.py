@@ -60,7 +60,7 @@ class FieldAggregate:
             raise unusable(
                 "fold", self.fold, wanted="Fold.SUM, Fold.MIN or Fold.MAX", what_to_do="give one of these"
             )
-        check_fields(self)
+        check_fields(self, field="give the name of a field")
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class ElementChoice:
     def __post_init__(self) -> None:
         if self.fold not in (Fold.MIN, Fold.MAX):
             raise unusable("fold", self.fold, wanted="Fold.MIN or Fold.MAX", what_to_do="give one of these")
-        check_fields(self)
+        check_fields(self, field="give the name of a field")
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,7 @@ TYPE = "k STRING, v INT, tags ARRAY<STRING>"
         (lambda: FieldAggregate("SUM", "v"), "Fold.SUM"),
         (lambda: FieldAggregate(Fold.SUM, 1), "give the name of a field"),
         (lambda: ElementChoice(Fold.SUM, "v"), "Fold.MIN or Fold.MAX"),
-        (lambda: ElementChoice(Fold.MIN, "v", True), "Ties.FIRST or Ties.LAST"),
+        (lambda: ElementChoice(Fold.MIN, "v", True), "Ties.FIRST, Ties.LAST"),
         (
             lambda: make_element_reduce(FieldAggregate(Fold.SUM, "w"), TYPE),
             "They have k, v, tags",
