@@ -441,6 +441,7 @@ class CheckpointCoordinator:
                 f"checkpoint {checkpoint} failed, and more checkpoints in a row than the job tolerates",
                 why=f"{effect.reason.text}; {effect.text}",
                 what_to_do="see why checkpoints fail, or raise tolerable_failures",
+                kind="checkpoints",
             ) from cause
         if effect.request.purpose.stops_with_savepoint:
             raise StopWithSavepointError(

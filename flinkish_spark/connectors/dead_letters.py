@@ -354,6 +354,7 @@ class _Writer(SinkWriter):
                 f"the sink '{self._uid}' refused {count} records, and {written} dead letters were staged",
                 why="a task was run again in between and refused other records",
                 what_to_do="make the sink refuse by the record alone",
+                kind="dead letters",
             )
         letters = tuple(mark_dead_letter(payload, batch_label(request)) for payload in dead.payloads)
         return replace(result, payloads=(*result.payloads, *letters))

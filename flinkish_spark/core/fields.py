@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
 
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
     check_methods,
@@ -93,7 +94,12 @@ class _Rule:
                     self.bounds.check(name, value, self.kinds)
             return value
         names = self._choices()
-        raise unusable(name, value, wanted=self._describe(names), what_to_do=what_to_do, choices=names)
+        wanted = self._describe(names)
+        if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+            # It may have a secret in it.
+            what = f"{name} is a {type(value).__name__}"
+            raise ConfigError(what, why=f"it must be {wanted}", what_to_do=what_to_do, setting=name)
+        raise unusable(name, value, wanted=wanted, what_to_do=what_to_do, choices=names)
 
     def _choices(self) -> list[str]:
         return [one for kind in self.kinds if isinstance(kind, type) for one in members_of(kind)]
@@ -145,6 +151,10 @@ def _rules_of(kind: type) -> tuple[tuple[dataclasses.Field[Any], _Rule], ...]:
 def _rule_of(kind: type, field: dataclasses.Field[Any]) -> _Rule | None:
     """Return the rule that a field's annotation means; None if it cannot be read, or says nothing."""
     owner = next(base for base in kind.__mro__ if field.name in inspect.get_annotations(base))
+    ours = [base for base in kind.__mro__ if base.__module__.startswith("flinkish_spark.")]
+    if ours and owner not in ours:
+        # A field that a user's subclass of ours has added.
+        return None
     try:
         # Alone, since another field's type may be one that cannot be read.
         alone = type("", (), {"__annotations__": {"hint": field.type}, "__module__": owner.__module__})

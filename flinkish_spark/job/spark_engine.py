@@ -227,6 +227,7 @@ class SinkStaging:
                     f"sink '{right.uid}' {other.rows}, or other ones",
                     why="the micro-batch was evaluated twice with different results",
                     what_to_do=MAKE_DETERMINISTIC,
+                    kind="evaluation",
                 )
         return staged
 

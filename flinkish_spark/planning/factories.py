@@ -12,8 +12,7 @@ from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
-from flinkish_spark.core.fields import check_fields
-from flinkish_spark.core.validation import reducer
+from flinkish_spark.core.validation import instance_of, reducer
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
@@ -68,7 +67,8 @@ class _TtlFactory:
     ttl: StateTtl | None
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        if self.ttl is not None:
+            instance_of("ttl", self.ttl, StateTtl, what_to_do="give StateTtl(ms)")
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,10 @@ class ChangelogFactory(_TtlFactory, OperatorFactory):
     row_kind: str
     #: Time to live of the state of a key.
     ttl: StateTtl | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
     def find_kind_position(self, schema: T.StructType) -> int:
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():

@@ -128,6 +128,7 @@ class ListStateRunner(_UnkeyedRunner):
         self._function, self._context = given.function, ContextFacts()
         self._states = _Declaring(uid, max_parallelism)
         given.function.open(self._states)
+        self._states.is_open = True
 
     def restore(self, values: Sequence[bytes | None], partition: int, partitions: int) -> bytes | None:
         return redistribute(self._states.uid, self._states.lists.descriptors, values, partitions)[partition]
@@ -155,6 +156,8 @@ class _Declaring(NoKeyedState):
     def __init__(self, uid: str, max_parallelism: int) -> None:
         super().__init__(uid, max_parallelism)
         self.lists = OperatorLists(uid, (), None)
+        #: Whether `open` has returned; later a state is only found, and none is declared.
+        self.is_open = False
 
     def get_operator_list_state(self, descriptor: OperatorListDescriptor) -> OperatorListState:
-        return self.lists.declare(descriptor)
+        return self.lists.state(descriptor) if self.is_open else self.lists.declare(descriptor)

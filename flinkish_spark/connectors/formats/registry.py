@@ -32,7 +32,7 @@ from flinkish_spark.core.extras import how_to_install
 from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.secrets import secret_of
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.durations import Milliseconds
+from flinkish_spark.protocol.durations import Milliseconds, PathText
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import RegisteredSchema, Schema, SchemaRegistryClient
@@ -116,9 +116,9 @@ class SchemaRegistry:
     username: str = ""
     password: str = field(default="", repr=False)
     token: str = field(default="", repr=False)
-    ca_location: str = ""
-    certificate_location: str = ""
-    key_location: str = ""
+    ca_location: PathText = ""
+    certificate_location: PathText = ""
+    key_location: PathText = ""
     timeout_ms: Annotated[Milliseconds, Range(1)] = 10_000
     retry_ms: Annotated[Milliseconds, Range(1)] = 30_000
     strategy: SubjectNameStrategy = SubjectNameStrategy.TOPIC_NAME

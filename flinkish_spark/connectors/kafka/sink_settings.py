@@ -54,7 +54,7 @@ class KafkaSinkSettings:
 
     bootstrap_servers: str
     topic: str
-    key: str | Format = ""
+    key: str | Format | None = ""
     value: Format = field(default_factory=Json)
     transaction_timeout_ms: Annotated[Milliseconds, Range(1)] = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None

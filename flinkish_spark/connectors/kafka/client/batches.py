@@ -340,6 +340,10 @@ _LONG_BYTES = 10
 _PADDING = bytes(64)
 
 
+#: A record with more headers is read by itself.
+_MANY_HEADERS = 32
+
+
 class Misfit(ValueError):
     """A record that exceeds its batch, or a field that exceeds its record; `batch` is an index."""
 
@@ -416,9 +420,19 @@ class RecordFields:
         counts = self._header_counts
         firsts = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
         names, values = (Spans(*np.zeros((3, firsts[-1]), np.int64)) for _ in range(2))
-        # Read the first header of all records at once, then the second of those that have one, and so on.
-        rows, number = np.flatnonzero(counts), 0
-        at = self._headers_begin[rows]
+        few = np.flatnonzero((counts > 0) & (counts <= _MANY_HEADERS))
+        self._read_few_headers(few, firsts, names, values)
+        for row in np.flatnonzero(counts > _MANY_HEADERS):
+            self._read_many_headers(int(row), int(firsts[row]), names, values)
+        name_column, value_column = _columns(self._data, names, values)
+        fields = list(HEADERS_TYPE.value_type)
+        entries = pa.StructArray.from_arrays([_text(name_column), value_column], fields=fields)
+        offsets, mask = pa.array(firsts, pa.int32()), pa.array(counts == 0)
+        return pa.ListArray.from_arrays(offsets, entries, type=HEADERS_TYPE, mask=mask)
+
+    def _read_few_headers(self, rows: Int64s, firsts: Int64s, names: Spans, values: Spans) -> None:
+        """Read the first header of all `rows` at once, then the second of those that have one, and so on."""
+        at, number = self._headers_begin[rows], 0
         while len(rows):
             name = self._spans(rows, at, bytes_after=1)
             self.require(name.lengths >= 0, "a header has no name", rows)
@@ -427,15 +441,27 @@ class RecordFields:
             for column, found in zip((*names, *values), (*name, *value), strict=True):
                 column[slots] = found
             number += 1
-            goes_on = counts[rows] > number
+            goes_on = self._header_counts[rows] > number
             fits = goes_on | (value.ends == self._ends[rows])
             self.require(fits, "a record does not end with its headers", rows)
             rows, at = rows[goes_on], value.ends[goes_on]
-        name_column, value_column = _columns(self._data, names, values)
-        fields = list(HEADERS_TYPE.value_type)
-        entries = pa.StructArray.from_arrays([_text(name_column), value_column], fields=fields)
-        offsets, mask = pa.array(firsts, pa.int32()), pa.array(counts == 0)
-        return pa.ListArray.from_arrays(offsets, entries, type=HEADERS_TYPE, mask=mask)
+
+    def _read_many_headers(self, row: int, first: int, names: Spans, values: Spans) -> None:
+        """Read the headers of one record; a round over columns for each of them would be slow."""
+        at, end, batch = int(self._headers_begin[row]), int(self._ends[row]), int(self.batch[row])
+        for slot in range(first, first + int(self._header_counts[row])):
+            for column in (names, values):
+                try:
+                    coded, begin = read_varint(self._data, at, _INT_BYTES)
+                except IndexError:
+                    raise Misfit(batch, "a number has no end") from None
+                length = (coded >> 1) ^ -(coded & 1)
+                at = begin + max(length, 0)
+                if at > end or (length < 0 and column is names):
+                    raise Misfit(batch, "a header is longer than its record or has no name")
+                column.begins[slot], column.lengths[slot], column.ends[slot] = begin, length, at
+        if at != end:
+            raise Misfit(batch, "a record does not end with its headers")
 
 
 def _bounds(data: bytes, sizes: Sequence[int], counts: Sequence[int]) -> Int64s:

@@ -635,4 +635,5 @@ def _make_tls_error(servers: str, error: ssl.SSLError) -> RetriableError:
         why=why,
         what_to_do=what_to_do,
         bootstrap_servers=servers,
+        kind="TLS",
     )

@@ -143,7 +143,7 @@ def _staging_facts(what: str, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def make_staging_error(what: str, **facts: Any) -> RetriableError:
     """Return the error of an attempt that failed; another one, with another transaction, may succeed."""
-    return RetriableError(**_staging_facts(what, facts))
+    return RetriableError(**{"kind": "staging", **_staging_facts(what, facts)})
 
 
 def make_staging_outage(what: str, **facts: Any) -> UnavailableError:
