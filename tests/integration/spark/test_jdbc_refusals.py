@@ -285,7 +285,7 @@ def test_settings_that_contradict_each_other() -> None:
     for settings, message in [
         ({"mode": "upsert"}, "needs a key"),
         ({"mode": "replace"}, "is no write mode"),
-        ({"key": "k"}, "is text"),
+        ({"key": "k"}, "must be a list of texts"),
         ({"key": ("k", "k")}, "twice"),
         ({"delete_when": "gone"}, "needs mode='upsert'"),
         ({**UPSERT, "delete_when": "k"}, "is a column of the key"),
