@@ -289,7 +289,7 @@ def test_settings_that_contradict_each_other() -> None:
         ({"key": ("k", "k")}, "twice"),
         ({"delete_when": "gone"}, "needs mode='upsert'"),
         ({**UPSERT, "delete_when": "k"}, "is a column of the key"),
-        ({"on_refused": "ignore"}, "no policy"),
+        ({"on_refused": "ignore"}, "must be one of OnBadRecord.FAIL"),
         ({"on_refused": DeadLetterTable("t")}, "not all different"),
         ({"timeout_ms": 0}, "timeout_ms"),
         ({"table": "a.b.c"}, "is not the name of a table"),
