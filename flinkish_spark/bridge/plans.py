@@ -172,9 +172,8 @@ def native_parts(frame: DataFrame) -> NativeParts:
     return NativeParts(tuple(states), "EventTimeWatermark" in kinds, "Sort" in kinds)
 
 
-def why_not_streamed(frame: DataFrame, output_mode: str) -> str:
-    """Return why Spark refuses a DataFrame as a streaming query; empty if it takes it."""
-    parts = native_parts(frame)
+def why_not_streamed(frame: DataFrame, parts: NativeParts, output_mode: str) -> str:
+    """Return why Spark refuses a DataFrame with these parts as a streaming query; empty if it takes it."""
     if not (parts.states or parts.has_watermark or parts.has_global_sort):
         # Spark also refuses what does no harm in a job, such as a sample or a sort within tasks.
         return ""

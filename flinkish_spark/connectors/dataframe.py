@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.plans import APPEND, UPDATE, why_not_streamed
+from flinkish_spark.bridge.plans import APPEND, UPDATE, native_parts, why_not_streamed
 from flinkish_spark.bridge.session import streaming_options, streaming_sources
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
@@ -67,8 +67,7 @@ class DataFrameSource(Source):
                     what_to_do=f"read from one of {', '.join(sorted(REPLAYABLE))}",
                     source=name,
                 )
-
-        why = why_not_streamed(self.frame, self.output_mode)
+        why = why_not_streamed(self.frame, native_parts(self.frame), self.output_mode)
         if why:
             raise GraphError(
                 "Spark cannot run the DataFrame of from_dataframe() as a streaming query",

@@ -466,7 +466,7 @@ def _has_native_state(stream: RecordStream, function: Transform) -> bool:
             why="nobody has checked whether that stream can be replayed",
             what_to_do="put the two DataFrames together first, and give the result to from_dataframe()",
         )
-    why = why_not_streamed(made, APPEND)
+    why = why_not_streamed(made, added, APPEND)
     if why:
         raise GraphError(
             f"Spark cannot run {name} of transform() in a streaming query",
