@@ -89,7 +89,7 @@ def test_the_pass_that_makes_a_sinks_rows_is_left_to_it(spark: Any, tmp_path: Pa
     assert C.PIECE in ends_with or C.BLOCK in ends_with
     assert job.deferred.sinks["out"].columns.names == [*C.SINK_CONTROL, *job.sinks[0].schema.names]
     as_run = PlannedJob(job.deferred.frame, job.sinks)
-    assert as_run.layout == job.layout()
+    assert as_run.layout == job.layout
 
 
 @pytest.mark.parametrize("program", NOT_DEFERRED)
