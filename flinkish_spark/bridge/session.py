@@ -27,6 +27,7 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge import interpreter
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_error, describe_failure
@@ -615,7 +616,15 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
 
 
 def preload_workers(spark: SparkSession) -> None:
-    """Make a local master fork workers after the imports that tasks need, unless a daemon is chosen."""
+    """Make Spark's Python processes load compiled modules; those of a local master import before they fork.
+
+    A daemon that the user has chosen stays.
+    """
+    # Each function that is sent to Spark carries this environment. A host without the folder ignores it.
+    environment, folder = spark.sparkContext.environment, str(interpreter.FOLDER)
+    entries = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if folder not in entries:
+        environment["PYTHONPATH"] = os.pathsep.join([folder, *entries])
     # Other executors, and even tasks of a local master, may get this package by --py-files, which is too late
     # for a daemon.
     if runs_tasks_itself(spark) and _has_package(spark.sparkContext.pythonExec):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from flinkish_spark.core.elements import OutputTag, Progress, TimeDomain
@@ -18,8 +17,11 @@ from flinkish_spark.state.key_group import GroupState
 from flinkish_spark.state.layered import Array, KeyIndex
 from flinkish_spark.state.timers import BatchTimers
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 #: A batch of emitted rows.
-Batch: TypeAlias = pa.RecordBatch | pd.DataFrame
+Batch: TypeAlias = "pa.RecordBatch | pd.DataFrame"
 
 
 @dataclass(frozen=True)

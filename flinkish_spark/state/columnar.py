@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -26,6 +25,9 @@ from flinkish_spark.types.to_arrow import (
     strict_array,
 )
 from flinkish_spark.types.to_python import to_values
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,8 @@ class GivenColumns:
 def _as_array(given: Any, kind: pa.DataType) -> pa.Array:
     if isinstance(given, pa.Array):
         return given
+    import pandas as pd
+
     is_of_objects = isinstance(given, pd.Series | np.ndarray) and given.dtype.kind == "O"
     if is_of_objects and isinstance(given, pd.Series):
         given = given.astype(object).where(given.notna(), None)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
@@ -23,6 +22,9 @@ from flinkish_spark.state.codec import FrameError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Rows that a packer buffers: enough for big blocks, few enough for a worker's memory.
 PACKED_ROWS = 1 << 18
@@ -353,6 +355,9 @@ class BlockRow:
 
 
 def to_frame(rows: list[BlockRow], first_output: int = 0) -> pd.DataFrame:
+    # Imported by workers only: it takes a quarter of a second, and drivers and planners need no frame.
+    import pandas as pd
+
     numbers = np.array([[r.side, r.kind, r.checkpoint, r.channel, r.sequence] for r in rows], dtype=np.int64)
     numbers[:, 0] += first_output
     columns: dict[str, Any] = {name: numbers[:, at] for at, name in enumerate(EMITTED.names[:-1])}

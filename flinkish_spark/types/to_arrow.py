@@ -7,6 +7,7 @@ import decimal
 import fractions
 import functools
 import numbers
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -232,8 +232,6 @@ _WHOLE, _FLOATS = (int, np.integer), (float, np.floating)
 _WHOLE_UP_TO = 1 << 53
 #: Classes of numbers, besides floats, whose fraction Arrow cuts off.
 _EXACT = (decimal.Decimal, fractions.Fraction)
-#: The class of pandas' NaT, which is a subclass of datetime.
-_NAT = type(pd.NaT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,14 +359,22 @@ def _no_float(is_single: bool, values: Sequence[Any]) -> ValueChange | None:
 def _no_time(kind: type) -> Check:
     def check(values: Sequence[Any]) -> ValueChange | None:
         # Arrow would take a number for microseconds or days; users mostly mean seconds or milliseconds.
-        wrong = _first(values, (numbers.Number, _NAT))
+        # The class of pandas' NaT is a subclass of datetime.
+        wrong = _first(values, (numbers.Number, *_find_nat()))
         if wrong is None:
             return _first_strange(values, (kind,))
         return ValueChange(
-            wrong, f"it is {'no time: give None' if wrong is pd.NaT else 'a number, and no time'}"
+            wrong,
+            f"it is {'a number, and no time' if isinstance(wrong, numbers.Number) else 'no time: give None'}",
         )
 
     return check
+
+
+def _find_nat() -> tuple[type, ...]:
+    # Pandas is not imported for it: without pandas in this process no value is a NaT.
+    nat = getattr(sys.modules.get("pandas"), "NaT", None)
+    return () if nat is None else (type(nat),)
 
 
 def _find_beyond_utc(values: Sequence[Any]) -> ValueChange | None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
@@ -35,6 +34,9 @@ from flinkish_spark.worker.runners import (
     runs,
     select_side,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 from flinkish_spark.worker.time import milliseconds
 
 
@@ -52,6 +54,8 @@ def to_batch(frame: pd.DataFrame, kinds: Mapping[str, pa.DataType]) -> pa.Record
 
 
 def _to_column(name: str, series: pd.Series, kind: pa.DataType | None) -> pa.Array:
+    import pandas as pd
+
     is_null = series.isna().to_numpy(dtype=bool)
     if is_null.all():
         # An empty or all-null column may have any type in pandas.
@@ -296,6 +300,8 @@ class _Calls:
             raise OutputError(f"{error} (row {error.row} of the batch{key})", error.row) from error
 
     def _check(self, side: int, rows: Any) -> pa.RecordBatch:
+        import pandas as pd
+
         names = self.shape.outputs[side].names
         schema, fields = self._schemas[side], self.shape.outputs[side]
         kinds = dict(zip(names, schema.types[len(schema) - len(names) :], strict=True))
@@ -320,6 +326,8 @@ class _Calls:
 
 
 def _describe_key(rows: Batch, shape: InputShape, at: int) -> str:
+    import pandas as pd
+
     name_of = dict(zip(shape.field_columns, shape.fields, strict=True))
     names = [name_of.get(column) for column in shape.key_columns]
     columns = list(rows.columns) if isinstance(rows, pd.DataFrame) else rows.schema.names

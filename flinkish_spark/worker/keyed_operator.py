@@ -12,10 +12,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState as SparkState
@@ -58,6 +57,9 @@ from flinkish_spark.worker.runners import (
     RowShape,
     make_runner,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 StatefulOperator = (
     KeyedStreamOperator
@@ -158,6 +160,8 @@ class KeyedOperator:
     def __call__(
         self, key: tuple[Any, ...], frames: Iterable[pd.DataFrame], state: SparkState
     ) -> Iterator[pd.DataFrame]:
+        import pandas as pd
+
         route = int(key[0])
         partition = self.spec.barrier_routes.get(route)
         parts = list(frames)

@@ -62,10 +62,12 @@ class FlinkishKafka(DataSource):
         return FORMAT_NAME
 
     def schema(self) -> str:
+        options = parse_any(self.options)
+        if options.gives_pieces:
+            return f"{C.PIECE} STRING"
         from flinkish_spark.connectors.kafka.stream_reader import make_schema
 
-        options = parse_any(self.options)
-        return f"{C.PIECE} STRING" if options.gives_pieces else make_schema(options)
+        return make_schema(options)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:
         return _load_door().make_batch_reader(self.options)

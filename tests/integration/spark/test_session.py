@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -68,6 +69,16 @@ def test_workers_are_forked_with_their_imports_done(spark: SparkSession) -> None
 
     preload_workers(spark)
     assert spark.sparkContext.parallelize([0], 1).map(program).collect() == ["flinkish_spark.worker.daemon"]
+
+
+def test_workers_take_pyspark_from_its_folder(spark: SparkSession) -> None:
+    """From the archive each process would compile it."""
+    preload_workers(spark)
+    before = dict(spark.sparkContext.environment)
+    preload_workers(spark)
+    assert spark.sparkContext.environment == before
+    places = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.modules["pyspark"].__file__).collect()
+    assert places == [pyspark.__file__]
 
 
 def test_a_package_that_only_tasks_find_has_no_daemon(tmp_path: Path) -> None:
