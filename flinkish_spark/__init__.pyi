@@ -200,6 +200,7 @@ from .savepoints.comparison import Comparison as Comparison
 from .savepoints.comparison import Fate as Fate
 from .savepoints.files import RestoreSettings as RestoreSettings
 from .savepoints.reader import read_state as read_state
+from .sql.script import add_sql_script as add_sql_script
 from .state.descriptors import AggregatingStateDescriptor as AggregatingStateDescriptor
 from .state.descriptors import ListStateDescriptor as ListStateDescriptor
 from .state.descriptors import MapStateDescriptor as MapStateDescriptor

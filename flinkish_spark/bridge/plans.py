@@ -191,6 +191,22 @@ def why_not_streamed(frame: DataFrame, parts: NativeParts, output_mode: str) -> 
     return ""
 
 
+def find_scanned(frame: DataFrame) -> list[str]:
+    """Return the name of each streaming source in a plan, as `name_scan` has set it; empty without one."""
+    found: list[str] = []
+    nodes = [(frame._jdf.queryExecution().analyzed(), "")]
+    while nodes:
+        node, name = nodes.pop(0)
+        if _kind(node) == "SubqueryAlias":
+            parts = node.alias().split(":")
+            is_scan = parts[0] == _PREFIX and parts[1] == ScanRole.RECORDS.value and len(parts) > 2
+            name = parts[2] if is_scan else name
+        if _kind(node) in _SOURCES:
+            found.append(name)
+        nodes += [(child, name) for child in _each(node.children())]
+    return found
+
+
 def _require_name(names: dict[str, str], what: str) -> str:
     if what not in names:
         raise ValueError(f"the plan has a part without the name of its {what}")

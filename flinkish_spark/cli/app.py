@@ -21,6 +21,7 @@ from flinkish_spark.cli.new import new
 from flinkish_spark.cli.rewind import rewind, timeline
 from flinkish_spark.cli.run import run
 from flinkish_spark.cli.savepoints import cancel, savepoint
+from flinkish_spark.cli.sql import sql
 from flinkish_spark.cli.top import top
 from flinkish_spark.cli.topics import topics
 from flinkish_spark.cli.transactions import transactions
@@ -94,6 +95,7 @@ def app() -> None:
 
 for _command in (
     run,
+    sql,
     checkpoints,
     savepoint,
     rewind,

@@ -6,9 +6,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -25,6 +26,7 @@ _WAITING = {
     "k8s": "spark.kubernetes.submission.waitAppCompletion",
 }
 _SHELL = "pyspark-shell"
+Callback = TypeVar("Callback", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
@@ -35,33 +37,56 @@ class Launch:
     environment: Mapping[str, str]
 
 
+_OPTIONS: Sequence[Callable[[Callback], Callback]] = (
+    click.option(
+        "--target",
+        "-t",
+        metavar="TARGET",
+        help="local (all cores), local[N], spark://HOST:PORT, yarn-client, yarn-cluster or k8s://HOST:PORT. "
+        "By default that of spark-defaults.conf.",
+    ),
+    click.option(
+        "--deploy-mode",
+        type=click.Choice(["client", "cluster"]),
+        help="Where the driver is: here (client), or on the cluster, which yarn and k8s:// have.",
+    ),
+    click.option("-D", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's."),
+    click.option(
+        "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
+    ),
+    click.option("--packages", is_flag=True, help="Have Spark download the pinned JARs."),
+    click.option("--detached", "-d", is_flag=True, help="Do not wait; only with the driver on the cluster."),
+    click.option(
+        "--until-caught-up",
+        is_flag=True,
+        help="End when all input that was there at the start has been processed; the next run goes on.",
+    ),
+)
+
+
+def launching_options(command: Callback) -> Callback:
+    """Add the options of :func:`become` to a command."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
-@click.option(
-    "--target",
-    "-t",
-    metavar="TARGET",
-    help="local (all cores), local[N], spark://HOST:PORT, yarn-client, yarn-cluster or k8s://HOST:PORT. "
-    "By default that of spark-defaults.conf.",
-)
-@click.option(
-    "--deploy-mode",
-    type=click.Choice(["client", "cluster"]),
-    help="Where the driver is: here (client), or on the cluster, which yarn and k8s:// have.",
-)
-@click.option("-D", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's.")
-@click.option(
-    "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
-)
-@click.option("--packages", is_flag=True, help="Have Spark download the pinned JARs.")
-@click.option("--detached", "-d", is_flag=True, help="Do not wait; only with the driver on the cluster.")
-@click.option(
-    "--until-caught-up",
-    is_flag=True,
-    help="End when all input that was there at the start has been processed; the next run goes on.",
-)
+@launching_options
 @click.argument("program", metavar="PROGRAM")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def run(
+def run(program: str, arguments: tuple[str, ...], **launching: Any) -> None:
+    """Run a program: a Python file that creates an environment and executes it.
+
+    With a local driver this process becomes the program: it gets the signals, and has the program's exit
+    status. With --deploy-mode cluster this process becomes spark-submit.
+    """
+    become([program, *arguments], **launching)
+
+
+def become(
+    program: Sequence[str],
+    *,
     target: str | None,
     deploy_mode: str | None,
     settings: tuple[str, ...],
@@ -69,21 +94,15 @@ def run(
     packages: bool,
     detached: bool,
     until_caught_up: bool,
-    program: str,
-    arguments: tuple[str, ...],
 ) -> None:
-    """Run a program: a Python file that creates an environment and executes it.
-
-    With a local driver this process becomes the program: it gets the signals, and has the program's exit
-    status. With --deploy-mode cluster this process becomes spark-submit.
-    """
+    """Replace this process by a program with its arguments, or by spark-submit."""
     # Imported here, since it imports pyspark.
     from flinkish_spark.bridge.session import check_java
 
     if jars is not None and packages:
         raise click.UsageError("--jars and --packages are two ways to the same JARs; give one.")
     found = launch(
-        [program, *arguments],
+        program,
         target=target,
         deploy_mode=deploy_mode,
         settings=_settings(settings),

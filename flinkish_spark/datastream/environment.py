@@ -50,6 +50,7 @@ from flinkish_spark.core.validation import (
 )
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.job_plans import JobPlans
+from flinkish_spark.datastream.queries import Queries
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.cancellation import SignalledStop
 from flinkish_spark.job.catch_up import CaughtUp, check_can_catch_up
@@ -89,7 +90,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger(__name__)
 
 
-class StreamExecutionEnvironment(JobPlans):
+class StreamExecutionEnvironment(JobPlans, Queries):
     """An environment that collects sources, operators and sinks of one job, and runs them as one Spark query.
 
     Parameters
@@ -184,6 +185,7 @@ class StreamExecutionEnvironment(JobPlans):
         self.trigger_interval_ms = trigger_interval_ms
         self.latency_tracking_interval_ms = latency_tracking_interval_ms
         self.graph = StreamGraph(max_parallelism=max_parallelism)
+        self._views = {}
         self.restore, self.standby = _restore_settings(restore), standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
         self.manifest = None if manifest is None else _manifest(manifest)
@@ -450,7 +452,7 @@ class StreamExecutionEnvironment(JobPlans):
             instance_of("until", given, CaughtUp, what_to_do="give CaughtUp(), or leave it out")
             timed = [node for node in self.graph.timed if node.strategy.alignment is not None]
             aligned = [source.uid for node in timed for source in find_sources(node)]
-            check_can_catch_up(self.graph.sources, aligned)
+            check_can_catch_up(self.graph.read_sources, aligned)
         return given
 
     def _page(self, ui: bool | UiConfig) -> JobPage | None:

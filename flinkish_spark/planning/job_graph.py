@@ -30,6 +30,7 @@ from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     KeyFunction,
     Path,
+    QueryNode,
     SideNode,
     SinkNode,
     Step,
@@ -38,6 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     TimedNode,
     TransformNode,
     find_operator,
+    find_paths,
     find_upstreams,
 )
 from flinkish_spark.planning.transforms import TransformSettings, find_frame_function
@@ -55,7 +57,7 @@ from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.worker.broadcast_runner import UnkeyedCheckpointedFunction
 
 #: Nodes that are operators of a job graph. Unions, moves and side outputs are parts of edges.
-_Node = SourceNode | TransformNode | TimedNode | KeyedNode | SinkNode
+_Node = SourceNode | QueryNode | TransformNode | TimedNode | KeyedNode | SinkNode
 
 _OF_STATE = {
     Distribution.BY_KEY: (ShipStrategy.HASH, ChainingReason.BY_KEY),
@@ -94,8 +96,8 @@ class _Passage:
     """A path from a source or an operator to the next operator with state, or to a sink."""
 
     path: Path
-    end: KeyedNode | SinkNode
-    #: Entry of the operator at its end.
+    end: KeyedNode | QueryNode | SinkNode
+    #: Entry of the operator at its end, or number of the query's stream.
     entry: int = 0
     distribution: Distribution | None = None
     #: Index of the first step that each sink runs for itself; None if there is none.
@@ -198,11 +200,16 @@ class _JobGraphBuilder:
         return self._planned is None or any(known in own for own in self._planned.branches)
 
     def _read_base(self, base: Base, seen: set[KeyedNode]) -> None:
-        operator = find_operator(base)
-        if operator is None:
-            assert isinstance(base, SourceNode)
+        if isinstance(base, SourceNode | QueryNode):
             self._runs[base] += 1
+            if isinstance(base, QueryNode):
+                for number, parent in enumerate(base.parents):
+                    for path in find_paths(parent):
+                        self._read_base(path.base, seen)
+                        self._walk(_Passage(path, base, number))
             return
+        operator = find_operator(base)
+        assert operator is not None
         if operator in seen:
             # Read on several paths or by several sinks, but once in the plan.
             return
@@ -271,7 +278,10 @@ class _JobGraphBuilder:
             ship, why = _OF_STATE[passage.distribution]
             return JobEdge("", ship, why, passage.entry, output, tuple(moved))
         if moved and moved[-1].is_shuffle:
-            return JobEdge("", moved[-1], ChainingReason.MOVED, 0, output, tuple(moved[:-1]))
+            return JobEdge("", moved[-1], ChainingReason.MOVED, passage.entry, output, tuple(moved[:-1]))
+        if isinstance(passage.end, QueryNode):
+            why = ChainingReason.SAME_TASKS
+            return JobEdge("", ShipStrategy.FORWARD, why, passage.entry, output, tuple(moved))
         if passage.is_behind_state and front is not find_operator(passage.path.base):
             return JobEdge("", ShipStrategy.FORWARD, ChainingReason.SAME_TASKS, 0, output, tuple(moved))
         return JobEdge("", ShipStrategy.FORWARD, ChainingReason.EVALUATED, 0, output, tuple(moved))
@@ -331,6 +341,9 @@ class _JobGraphBuilder:
                 groups = node.max_parallelism
                 for first, *others in ([one for one, _ in group.members] for group in self._plan.groups):
                     shares = _digest(["uid", first.uid]) if node in others else shares
+            case QueryNode():
+                uid, kind, does, is_python = node.uid, OperatorKind.TRANSFORM, "Spark query", False
+                name = self._graph.names.get(uid, uid)
             case SinkNode():
                 uid, kind, does = node.uid, OperatorKind.SINK, type(node.sink).__name__
                 name, is_python = uid, isinstance(node.sink, TwoPhaseCommitSink) or bool(node.sink.topics)
@@ -353,7 +366,7 @@ class _JobGraphBuilder:
 
     def _make_id(self, node: _Node, edges: Sequence[JobEdge]) -> str:
         """Return an id that depends on the program only, so it is the same in every process."""
-        if isinstance(node, SourceNode | KeyedNode | SinkNode):
+        if isinstance(node, SourceNode | QueryNode | KeyedNode | SinkNode):
             return _digest(["uid", node.uid])
         sort = "timestamps"
         if isinstance(node, TransformNode):
@@ -370,7 +383,7 @@ class _JobGraphBuilder:
         settings = _find_settings(node)
         if settings is not None and settings.parallelism is not None:
             return int(settings.parallelism)
-        if len(arriving) != 1:
+        if len(arriving) != 1 or isinstance(node, QueryNode):
             return None
         (((front, *_), edge),) = arriving.items()
         if edge.ship is ShipStrategy.GLOBAL:

@@ -14,6 +14,7 @@ from flinkish_spark.planning.stream_graph import (
     KeyedNode,
     KeyFunction,
     Path,
+    QueryNode,
     SideNode,
     Step,
     StreamGraph,
@@ -80,7 +81,7 @@ class LineOperator:
 
     operator: KeyedNode
     #: Names of the scans of sources that it reads, by the upstream's number.
-    names: Mapping[int, str]
+    names: Mapping[int, tuple[str, ...]]
     #: Outputs of earlier operators that later operators or sinks read; these streams pass this operator.
     passing: tuple[Base, ...]
 
@@ -101,11 +102,14 @@ class Counting:
         """Return which parts of a path count in a chain; paths that differ in this are planned apart."""
         functions = [(identify_counted(step), step) for step in path.steps]
         operators = [(node.uid, node) for node in find_operators_below(path.base)]
-        return tuple(
+        inner = path.base.paths if isinstance(path.base, QueryNode) else ()
+        of_query = (counts for one in inner for counts in self.find_counts(one, chain))
+        own = (
             self.counts(known_as, node, chain)
             for known_as, node in [*operators, *functions]
             if known_as is not None
         )
+        return (*of_query, *own)
 
     def mark_step(self, step: TransformNode, chain: Chain, path: Path, *front: str) -> TransformNode:
         """Set the counter id of a step's function if it counts here; `front` distinguishes its paths."""

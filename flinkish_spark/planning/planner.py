@@ -38,6 +38,7 @@ from flinkish_spark.planning.keyed import KeyedParts, plan_operators
 from flinkish_spark.planning.logical_plan import ChainEnd, LogicalPlan, Reader, SharedScan, TaskGroup
 from flinkish_spark.planning.optimizer import optimize, plan_of_stream
 from flinkish_spark.planning.partitioning import CustomPartitioning, Rebalance, shuffle_partitions
+from flinkish_spark.planning.queries import run_query, select_fields
 from flinkish_spark.planning.recorded_functions import RecordedFunctions
 from flinkish_spark.planning.rules.set_apart import is_set_apart
 from flinkish_spark.planning.sent_columns import (
@@ -67,12 +68,14 @@ from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
     KeyedNode,
     Path,
+    QueryNode,
     SideNode,
     StreamGraph,
     StreamNode,
     TransformNode,
     Upstream,
     find_operator,
+    find_paths,
     find_scans,
     find_upstreams,
 )
@@ -90,7 +93,7 @@ from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.columns import Origins
+from flinkish_spark.transport.columns import Origins, add_position
 from flinkish_spark.transport.routing import Distribution
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import check_field_names
@@ -181,7 +184,7 @@ class Planner:
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
         union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.needs_places})
         deferred = self._plan_deferred_pass(sinks)
-        time = plan_times(self._logical, lambda path, chain, name: self.plan_stream(path, chain, (name,)))
+        time = plan_times(self._logical, self.plan_stream)
         bundlings = {
             uid: self._make_bundling(shape.max_parallelism) for uid, shape in self._operators.items()
         }
@@ -293,9 +296,10 @@ class Planner:
             planned = self.plan_stream(end.paths[0], chain, chain.inputs)
             assert isinstance(planned, TaggedStream)
             return planned
-        streams = []
-        for path, name in zip(end.paths, chain.inputs, strict=True):
-            stream = self.plan_stream(path.cut_to(end.deferred_from), chain, (name,))
+        streams, rest = [], list(chain.inputs)
+        for path in end.paths:
+            own = tuple(rest.pop(0) for _ in find_scans(path.base))
+            stream = self.plan_stream(path.cut_to(end.deferred_from), chain, own)
             assert isinstance(stream, RecordStream)
             streams.append(stream)
         for other in streams[1:]:
@@ -446,6 +450,8 @@ class Planner:
             )
 
     def _plan_base(self, base: Base, chain: Chain, names: tuple[str, ...], *, marked: bool) -> PlannedStream:
+        if isinstance(base, QueryNode):
+            return self._plan_query(base, chain, names, marked=marked)
         if isinstance(base, SourceNode):
             (name,) = names
             stream = self._plan_source(base, chain, name, marked=marked)
@@ -485,6 +491,36 @@ class Planner:
             is_updated=is_updated,
         )
 
+    def _plan_query(
+        self, node: QueryNode, chain: Chain, names: tuple[str, ...], *, marked: bool
+    ) -> RecordStream:
+        if marked:
+            raise ControlRowError
+        rest, frames = list(names), []
+        for parent in node.parents:
+            streams = [self._plan_input(path, chain, rest.pop(0)) for path in find_paths(parent)]
+            for other in streams[1:]:
+                check_same_fields(streams[0].schema, other.schema, f"the query '{node.uid}'")
+            frames.append(reduce(DataFrame.unionByName, (select_fields(one) for one in streams)))
+        made = run_query(node, frames)
+        # Spark's own operators in it have the query's name, its scans those of their sources.
+        named = add_position(name_scan(made, ScanRole.RECORDS, node.uid))
+        is_updated = node.output_mode == UPDATE
+        return RecordStream(
+            names[0],
+            named,
+            Origins(),
+            self._barriers,
+            SOURCE_CHANNELS,
+            has_channels=False,
+            is_updated=is_updated,
+        )
+
+    def _plan_input(self, path: Path, chain: Chain, name: str) -> RecordStream:
+        stream = self.plan_stream(path, chain, (name,), may_be_marked=False)
+        assert isinstance(stream, RecordStream), "refused where it was declared"
+        return stream
+
     # -- keyed operators ----------------------------------------------------------------------------------
 
     def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
@@ -494,7 +530,7 @@ class Planner:
         for number, upstream in enumerate(find_upstreams(node)):
             own = tuple(rest.pop(0) for _ in find_scans(upstream.base))
             counted = self._logical.counting.mark_keys(node, chain, f"feed {number}")
-            if isinstance(upstream.base, SourceNode):
+            if find_operator(upstream.base) is None:
                 given.append(self._plan_source_input(counted, upstream, chain, own))
             else:
                 given += self._plan_operator_inputs(counted, upstream, chain, own)
@@ -583,9 +619,9 @@ class Planner:
             one = known.operator
             given, inputs = list[KeyedInput](), list[Input]()
             for number, upstream in enumerate(find_upstreams(one)):
-                if isinstance(upstream.base, SourceNode):
+                if find_operator(upstream.base) is None:
                     counted = self._logical.counting.mark_keys(one, chain, f"feed {number}")
-                    given.append(self._plan_source_input(counted, upstream, chain, (known.names[number],)))
+                    given.append(self._plan_source_input(counted, upstream, chain, known.names[number]))
                 else:
                     inputs += self._prepare_inputs(upstream, chain)
             counted = self._logical.counting.mark_keys(one, chain, "line")

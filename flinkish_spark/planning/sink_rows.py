@@ -558,8 +558,10 @@ class PlannedJob:
     def output_mode(self) -> str:
         """The output mode of the query: that of Spark's own aggregates, which must have the same."""
         aggregating = {source_of(one.uid) for one in self.layout.natives if one.what in AGGREGATES}
-        sources = [node for node in self.logical.graph.sources if node.uid in aggregating]
-        by_mode = {node.source.output_mode: node.uid for node in sources}
+        graph = self.logical.graph
+        modes = {node.uid: node.source.output_mode for node in graph.sources}
+        modes |= {node.uid: node.output_mode for node in graph.queries}
+        by_mode = {mode: uid for uid, mode in modes.items() if uid in aggregating}
         if len(by_mode) > 1:
             raise GraphError(
                 f"the aggregates of {' and '.join(map(repr, by_mode.values()))} have different output modes",

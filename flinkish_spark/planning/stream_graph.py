@@ -84,14 +84,30 @@ class SideNode:
 
 
 @dataclass(frozen=True, eq=False)
+class QueryNode:
+    """A query of Spark's over one or several streams of sources."""
+
+    uid: str
+    parents: tuple[StreamNode, ...]
+    #: From a DataFrame for each parent to one DataFrame.
+    function: Callable[..., DataFrame]
+    #: The mode in which Spark's aggregates in it return rows.
+    output_mode: str
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return tuple(path for parent in self.parents for path in find_paths(parent))
+
+
+@dataclass(frozen=True, eq=False)
 class TimedNode:
     parent: StreamNode
     strategy: WatermarkStrategy
 
 
-StreamNode = SourceNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
+StreamNode = SourceNode | QueryNode | TransformNode | TimedNode | UnionNode | KeyedNode | SideNode
 #: The first node of a path.
-Base = SourceNode | KeyedNode | SideNode
+Base = SourceNode | QueryNode | KeyedNode | SideNode
 #: A function on a path.
 Step = TransformNode | TimedNode
 
@@ -159,6 +175,7 @@ DEFAULT_MAX_PARALLELISM = 128
 @dataclass
 class StreamGraph:
     sources: list[SourceNode] = field(default_factory=list)
+    queries: list[QueryNode] = field(default_factory=list)
     operators: list[KeyedNode] = field(default_factory=list)
     sides: list[SideNode] = field(default_factory=list)
     #: Tags and fields of the side outputs of functions without a key, by function and name.
@@ -212,10 +229,16 @@ class StreamGraph:
                 return uid
             number += 1
 
+    @property
+    def read_sources(self) -> list[SourceNode]:
+        """The sources that a sink reads."""
+        read = {source for sink in self.sinks for source in find_sources(sink.parent)}
+        return [source for source in self.sources if source in read]
+
     def copy_declared(self) -> StreamGraph:
-        """Return a copy of the graph, without nodes that are declared later."""
+        """Return a copy of the graph without sources that no sink reads, and without nodes declared later."""
         parts = {each.name: copy.copy(getattr(self, each.name)) for each in fields(self)}
-        return StreamGraph(**parts)
+        return StreamGraph(**{**parts, "sources": self.read_sources})
 
     def end_at(self, node: StreamNode) -> StreamGraph:
         """Return the graph of one stream, with a placeholder for a sink at its end."""
@@ -223,7 +246,12 @@ class StreamGraph:
         return replace(self, sinks=[SinkNode("", node, nothing)])
 
     def uids(self) -> tuple[str, ...]:
-        nodes: Sequence[SourceNode | KeyedNode | SinkNode] = [*self.sources, *self.operators, *self.sinks]
+        nodes: Sequence[SourceNode | QueryNode | KeyedNode | SinkNode] = [
+            *self.sources,
+            *self.queries,
+            *self.operators,
+            *self.sinks,
+        ]
         return tuple(node.uid for node in nodes)
 
     def needs_own_time(self, source: SourceNode) -> bool:
@@ -328,10 +356,12 @@ def find_sources(node: StreamNode) -> tuple[SourceNode, ...]:
 
 def find_scans(base: Base) -> tuple[SourceNode, ...]:
     """Return the source of each scan upstream of a base, in the order of the plan."""
-    operator = find_operator(base)
-    if operator is None:
-        assert isinstance(base, SourceNode)
+    if isinstance(base, SourceNode):
         return (base,)
+    if isinstance(base, QueryNode):
+        return tuple(scan for path in base.paths for scan in find_scans(path.base))
+    operator = find_operator(base)
+    assert operator is not None
     return tuple(scan.source for scan in find_operator_scans(operator))
 
 
@@ -358,8 +388,7 @@ def _iterate_scans(node: KeyedNode, seen: set[int]) -> Iterator[OperatorScan]:
         if in_front is not None:
             yield from _iterate_scans(in_front, seen)
         else:
-            assert isinstance(upstream.base, SourceNode)
-            yield OperatorScan(node, number, upstream.base)
+            yield from (OperatorScan(node, number, source) for source in find_scans(upstream.base))
 
 
 def collect_operators(*nodes: KeyedNode) -> list[KeyedNode]:

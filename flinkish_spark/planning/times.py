@@ -21,6 +21,7 @@ from flinkish_spark.planning.stream_graph import (
     TimedNode,
     find_operator,
     find_operator_scans,
+    find_scans,
     find_upstreams,
 )
 from flinkish_spark.protocol.event_time import AssignerRules, NoWatermarkStrategy
@@ -75,11 +76,11 @@ def check_time_type(timestamps: object, kind: T.DataType) -> None:
         )
 
 
-def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any]) -> TimePlan:
+def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, tuple[str, ...]], Any]) -> TimePlan:
     """Return the reporters about time in a program, and their rules."""
     # A source without a keyed operator, or without a watermark strategy, reports only the end of its input:
     # nothing there needs a watermark.
-    chains, operators, assigners = {}, {}, {}
+    chains, operators, assigners = {}, {}, dict[str, Assigner]()
     names = _Names()
     inputs: dict[str, set[str]] = {}
     in_front: dict[str, set[str]] = {}
@@ -88,14 +89,19 @@ def plan_times(logical: LogicalPlan, planned: Callable[[Path, Chain, str], Any])
         for end in ends:
             chain = end.chain
             operators[chain.name] = chain.operators
-            for path, name, behind in _find_entries(logical.graph, end):
+            for path, own, behind in _find_entries(logical.graph, end):
+                name, *others = own
+                # Spark's watermark is that of all streams of a query; rows behind it count as the first's.
+                for other in map(source_of, others):
+                    assigners.setdefault(other, Assigner(other, _UNTIMED))
+                    names.give(other, other)
                 uid = source = source_of(name)
                 timed = next((step for step in reversed(path.steps) if isinstance(step, TimedNode)), None)
                 if timed is None or not chain.operators:
                     assigners[source] = Assigner(source, _UNTIMED)
                     names.give(source, source)
                 else:
-                    has_channels = planned(path, chain, name).has_channels
+                    has_channels = planned(path, chain, own).has_channels
                     uid = assigner_uid(name, chain.name)
                     assigners[uid] = Assigner(source, timed.strategy.rules, has_channels)
                     names.give(uid, name, chain.name)
@@ -139,23 +145,30 @@ def find_reporters(graph: StreamGraph) -> tuple[Reporter, ...]:
     return make_reporters([node.uid for node in graph.operators], find_inputs(graph))
 
 
-def _find_entries(graph: StreamGraph, end: ChainEnd) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
-    """Yield each path from a source to its first operator or sink, with its input and all later operators."""
+#: A path from a source or query, the names of its inputs, and all later operators.
+_Entry = tuple[Path, tuple[str, ...], tuple[str, ...]]
+
+
+def _find_entries(graph: StreamGraph, end: ChainEnd) -> Iterator[_Entry]:
+    """Yield each path from a source or query to its first operator or sink."""
     names = end.chain.inputs
     rest = list(names)
     for path in end.paths:
         operator = find_operator(path.base)
         if operator is None:
-            yield path, rest.pop(0), ()
+            yield path, tuple(rest.pop(0) for _ in find_scans(path.base)), ()
         else:
             scans = find_operator_scans(*find_chain_operators(graph, operator))
-            named = {(id(one.operator), one.upstream): name for one, name in zip(scans, names, strict=True)}
+            named: dict[tuple[int, int], tuple[str, ...]] = {}
+            for one, name in zip(scans, names, strict=True):
+                place = id(one.operator), one.upstream
+                named[place] = (*named.get(place, ()), name)
             yield from _find_source_paths(operator, named, (operator.uid,))
 
 
 def _find_source_paths(
-    node: KeyedNode, named: Mapping[tuple[int, int], str], behind: tuple[str, ...]
-) -> Iterator[tuple[Path, str, tuple[str, ...]]]:
+    node: KeyedNode, named: Mapping[tuple[int, int], tuple[str, ...]], behind: tuple[str, ...]
+) -> Iterator[_Entry]:
     for number, upstream in enumerate(find_upstreams(node)):
         operator = find_operator(upstream.base)
         # All paths from an operator read the same sources, so the first path is enough.

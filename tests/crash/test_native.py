@@ -27,6 +27,7 @@ GROUPS = {
     "windows": ("tumbling", "sliding", "session", "two-aggregates", "distinct-users", "top"),
     "joins": ("inner-join", "left-join", "full-join", "distinct-orders", "distinct-within"),
     "functions": ("running-totals", "silences", "left-join"),
+    "sources": ("tumbling", "inner-join", "left-join"),
 }
 
 
@@ -38,7 +39,7 @@ def test_rows_are_exact_whatever_is_killed(spark: Any, run_directory: Path, grou
     (run_directory / "in").mkdir(parents=True)
     command = [
         sys.executable, "-m", "tests.crash.native_app", "--directory", str(run_directory),
-        "--queries", *queries,
+        "--queries", *queries, *(["--sources"] if group == "sources" else []),
     ]  # fmt: skip
     for number, point in enumerate(POINTS):
         write_events(run_directory / "in", number)

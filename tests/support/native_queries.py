@@ -27,6 +27,9 @@ FILE_S = 20
 FAR_S = 1_000_000
 DELAY = "10 seconds"
 
+#: The kinds of events.
+KINDS = ("order", "payment")
+
 
 def write_events(folder: Path, number: int) -> None:
     """Write one more file of events."""
@@ -204,9 +207,16 @@ class NativeQuery:
     build: Callable[[Frames], DataFrame]
     #: The right rows, made from all orders in the order of their times; None: `build` over a batch.
     judge: Callable[[pd.DataFrame], Iterator[tuple[Any, ...]]] | None = None
+    #: The kinds of events that it reads.
+    kinds: tuple[str, ...] = ("order",)
 
     def stream(self, spark: SparkSession, folder: Path) -> DataFrame:
         return self.build(_stream(spark, folder))
+
+    def build_over_streams(self, *frames: DataFrame) -> DataFrame:
+        """Return the query over streams of its kinds of events."""
+        timed = [frame.drop("kind").withWatermark("ts", DELAY) for frame in frames]
+        return self.build(dict(zip(self.kinds, timed, strict=True)).__getitem__)
 
     def expected(self, spark: SparkSession, folder: Path) -> Counter[tuple[Any, ...]]:
         if self.judge is None:
@@ -232,9 +242,9 @@ QUERIES: Mapping[str, NativeQuery] = {
     "session": NativeQuery(_session),
     "distinct-orders": NativeQuery(_distinct_orders),
     "distinct-within": NativeQuery(_distinct_within),
-    "inner-join": NativeQuery(_joined("inner")),
-    "left-join": NativeQuery(_joined("leftOuter")),
-    "full-join": NativeQuery(_joined("fullOuter")),
+    "inner-join": NativeQuery(_joined("inner"), kinds=KINDS),
+    "left-join": NativeQuery(_joined("leftOuter"), kinds=KINDS),
+    "full-join": NativeQuery(_joined("fullOuter"), kinds=KINDS),
     "two-aggregates": NativeQuery(_two_aggregates),
     "distinct-users": NativeQuery(_distinct_users),
     "top": NativeQuery(_top),

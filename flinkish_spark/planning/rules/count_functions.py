@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.planning.logical_plan import Counting, LogicalPlan, find_operators_below, identify_counted
 from flinkish_spark.planning.stream_graph import (
     Base,
     KeyedNode,
     Path,
+    QueryNode,
     TransformNode,
     find_operator,
     find_upstreams,
@@ -54,6 +54,9 @@ class _Walk:
         self._number_steps(path)
 
     def _walk_base(self, base: Base, chain: Chain) -> None:
+        if isinstance(base, QueryNode):
+            for path in base.paths:
+                self.walk_path(path, chain)
         operator = find_operator(base)
         if operator is None or (operator, chain) in self._seen:
             return
@@ -65,7 +68,7 @@ class _Walk:
 
     def _walk_operator(self, operator: KeyedNode, chain: Chain) -> None:
         for upstream in find_upstreams(operator):
-            if isinstance(upstream.base, SourceNode):
+            if find_operator(upstream.base) is None:
                 self.meet(operator.uid, operator, chain)
                 self.walk_path(upstream.paths[0], chain)
                 continue

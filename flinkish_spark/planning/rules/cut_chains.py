@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
-from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.planning.logical_plan import (
     ChainEnd,
     LogicalPlan,
@@ -24,6 +23,7 @@ from flinkish_spark.planning.stream_graph import (
     find_operator,
     find_operator_scans,
     find_paths,
+    find_scans,
     find_upstreams,
 )
 from flinkish_spark.planning.transforms import TransformSettings, has_frames_first
@@ -42,13 +42,13 @@ def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[ChainEnd, ...
     # the operator's chain, whoever reads them: transforms after it are no part of the plan. The same holds
     # for the outputs of a recorded function after a source, if several sinks read them.
     paths = find_paths(node)
-    plain = tuple(path for path in paths if isinstance(path.base, SourceNode))
+    plain = tuple(path for path in paths if find_operator(path.base) is None)
     found: list[ChainEnd] = []
     if plain:
         deferred_from, sharing = _find_deferred(graph, plain[0]) if len(plain) == 1 else (None, ())
         together = sharing if len(paths) == 1 else ()
         readers = tuple(sink.uid for sink in graph.sinks if sink.parent is node or sink in together)
-        sources = [path.base.uid for path in plain if isinstance(path.base, SourceNode)]
+        sources = [source.uid for path in plain for source in find_scans(path.base)]
         found.append(ChainEnd(Chain(make_input_names(sources), (), readers), plain, deferred_from))
     for path in paths:
         operator = find_operator(path.base)

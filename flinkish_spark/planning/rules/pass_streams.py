@@ -37,9 +37,10 @@ def pass_streams(plan: LogicalPlan) -> LogicalPlan:
 def _find_line(
     graph: StreamGraph, last: Sequence[KeyedNode], inputs: Sequence[str]
 ) -> Iterator[LineOperator]:
-    names: dict[KeyedNode, dict[int, str]] = {}
+    names: dict[KeyedNode, dict[int, tuple[str, ...]]] = {}
     for scan, name in zip(find_operator_scans(*last), inputs, strict=True):
-        names.setdefault(scan.operator, {})[scan.upstream] = name
+        own = names.setdefault(scan.operator, {})
+        own[scan.upstream] = (*own.get(scan.upstream, ()), name)
     of_sinks = {id(path.base) for sink in graph.sinks for path in find_paths(sink.parent)}
     operators, made = collect_operators(*last), list[Base]()
     for place, operator in enumerate(operators, start=1):

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from flinkish_spark.planning.logical_plan import LogicalPlan, Reader, TaskGroup
 from flinkish_spark.planning.rules.cut_chains import find_chain
-from flinkish_spark.planning.stream_graph import KeyedNode, find_operator, find_operator_scans, find_upstreams
+from flinkish_spark.planning.stream_graph import (
+    KeyedNode,
+    QueryNode,
+    find_operator,
+    find_operator_scans,
+    find_upstreams,
+)
 from flinkish_spark.protocol.plan_layout import Chain
 
 
@@ -37,12 +43,17 @@ def _group_by_slot_sharing(plan: LogicalPlan) -> Iterator[Sequence[KeyedNode]]:
     groups: dict[str, list[KeyedNode]] = {}
     for chain, base in {end.chain: end.paths[0].base for end in plan.all_ends}.items():
         operator = find_operator(base)
-        if operator is not None and len(chain.operators) == 1:
+        # A query is planned for each chain, so its readers have scans of their own.
+        if operator is not None and len(chain.operators) == 1 and not _reads_query(operator):
             groups.setdefault(plan.graph.slot_sharing.get(operator.uid, "default"), []).append(operator)
     for group in groups.values():
         sources = [scan.source for scan in find_operator_scans(group[0])]
         if len(group) > 1 or len(set(map(id, sources))) < len(sources):
             yield group
+
+
+def _reads_query(operator: KeyedNode) -> bool:
+    return any(isinstance(upstream.base, QueryNode) for upstream in find_upstreams(operator))
 
 
 def _make_group(members: Sequence[tuple[KeyedNode, Chain]]) -> TaskGroup:

@@ -10,6 +10,7 @@ import ast
 import asyncio
 import builtins
 import contextlib
+import datetime
 import itertools
 import json
 import re
@@ -289,6 +290,7 @@ def a_score_is_asked_for(names: dict[str, Any]) -> None:
     assert asyncio.run(answer()) == [(7, 0.5)]
 
 
+AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 #: What pages leave out, by name, or by page and name.
 GIVEN: dict[str, Callable[[Page], Any]] = {
     "spark": lambda page: page.spark,
@@ -325,6 +327,12 @@ GIVEN: dict[str, Callable[[Page], Any]] = {
     ),
     "docs/spark-queries.md:F": lambda page: F,
     "docs/spark-queries.md:orders": frame_of,
+    "docs/spark-queries.md:order_stream": lambda page: page.get("env").from_collection(
+        [(1, AT)], "id LONG, ts TIMESTAMP", uid="order-stream"
+    ),
+    "docs/spark-queries.md:payment_stream": lambda page: page.get("env").from_collection(
+        [(1, AT)], "paid LONG, paid_at TIMESTAMP", uid="payment-stream"
+    ),
     "docs/spark-queries.md:Trend": lambda page: RunningTotal,
     "docs/job-graph.md:score": lambda page: lambda order: (order.user,),
     "docs/job-graph.md:SCORED": lambda page: "user STRING",

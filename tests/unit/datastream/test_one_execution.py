@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark import ExecutionListener, MasterHook, Standby, StreamExecutionEnvironment
+from flinkish_spark import ExecutionListener, MasterHook, MemorySink, Standby, StreamExecutionEnvironment
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.errors import ConfigError, JobCancelledError, OwnedElsewhereError
@@ -18,6 +18,7 @@ from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.datastream import environment
 from flinkish_spark.job.engine import JobProgress
+from flinkish_spark.planning.stream_graph import SinkNode
 from flinkish_spark.protocol.job_status import JobStatus
 from tests.unit.planning.test_stream_settings import Session
 
@@ -292,8 +293,11 @@ def test_one_hook_object_is_in_one_job_at_a_time(tmp_path: Any) -> None:
 def test_what_is_declared_while_the_job_runs_belongs_to_the_next_execution(tmp_path: Any) -> None:
     """A restart of the query plans the graph again: it must be the one that was executed."""
     env = made(tmp_path / "job")
+    first_source = env.graph.sources[0]
+    env.graph.sinks.append(SinkNode("first-sink", first_source, MemorySink("m")))
     first = up(env)
-    env.from_source(Nowhere(), uid="second")
+    stream = env.from_source(Nowhere(), uid="second")
+    env.graph.sinks.append(SinkNode("second-sink", stream._node, MemorySink("m")))
     assert [node.uid for node in first._supervisor.engine.sources] == ["first"]
     with pytest.raises(OwnedElsewhereError, match="Nobody can add a master hook"):
         env.add_master_hook(Hook())

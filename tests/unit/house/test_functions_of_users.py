@@ -367,7 +367,16 @@ def waiting(kind: str, parameter: str, **more: Any) -> dict[str, Any]:
 
 RETRY = AsyncRetryStrategy.fixed_delay(1, 1)
 BROADCAST = Usual(lambda: None)
+
+
+def query(given: dict[str, Any]) -> Any:
+    orders = stream()
+    return orders._environment.from_query(given.get("function", plain(1)), orders, uid="query")
+
+
 CALLS: dict[str, Call] = {
+    "Queries.from_query": query,
+    "StreamExecutionEnvironment.from_query": query,
     "DataStream.map": call(stream, "map", function=plain(1), output=OUT),
     "DataStream.flat_map": call(stream, "flat_map", function=plain(1), output=OUT),
     "DataStream.filter": call(stream, "filter", function=plain(1)),

@@ -77,9 +77,9 @@ def test_scans_keep_the_names_that_the_chain_gives_them() -> None:
     (end,) = plan.all_ends
     assert end.chain.inputs == ("a", "a#2", "b")
     assert [(one.operator.uid, dict(one.names)) for one in plan.lines["last"]] == [
-        ("first", {0: "b"}),
-        ("second", {0: "a#2"}),
-        ("last", {0: "a"}),
+        ("first", {0: ("b",)}),
+        ("second", {0: ("a#2",)}),
+        ("last", {0: ("a",)}),
     ]
 
 

@@ -1,0 +1,126 @@
+"""Queries of Spark's over streams of a job: their inputs, their checks, and their texts in SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.plans import UPDATE, find_scanned, name_scan, native_parts, why_not_streamed
+from flinkish_spark.core.changelogs import ROW_KIND, RowKind
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.planning.between import RecordStream, try_functions
+from flinkish_spark.planning.stream_graph import QueryNode
+from flinkish_spark.protocol.plan_layout import ScanRole
+from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.schemas import check_field_names
+
+Query = Callable[..., DataFrame]
+
+
+def select_fields(stream: RecordStream) -> DataFrame:
+    """Return the records of a source as a query sees them, without columns of ours."""
+    fields = [F.col(quote_name(name)) for name in stream.schema.names]
+    return name_scan(stream.keep_records().frame.select(*fields), ScanRole.RECORDS, stream.source)
+
+
+def run_query(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
+    """Return the rows of a query; refuse one that Spark cannot stream, or that reads other streams."""
+    # Spark's check refuses the places of records, which the query does not see.
+    others = [try_functions(frame.sparkSession, frame.schema, []) for frame in frames]
+    why = why_not_streamed(tried := _call(node, others), native_parts(tried), node.output_mode)
+    if why:
+        raise GraphError(
+            f"Spark cannot run the query '{node.uid}' as a streaming query",
+            why=why,
+            what_to_do="change it as for writeStream; an aggregate without a watermark needs "
+            f"output_mode='{UPDATE}'",
+            uid=node.uid,
+        )
+    made = _call(node, frames)
+    _check_scans(node, frames, made)
+    check_field_names(made.schema, f"the query '{node.uid}'")
+    return (
+        made if node.output_mode != UPDATE else made.withColumn(ROW_KIND, F.lit(RowKind.UPDATE_AFTER.value))
+    )
+
+
+def _call(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
+    try:
+        made: object = node.function(*frames)
+    except AnalysisException as error:
+        # The lines after the first show the whole plan.
+        raise GraphError(
+            f"Spark refuses the query '{node.uid}'",
+            why=str(error).partition("\n")[0],
+            what_to_do="correct it",
+            uid=node.uid,
+        ) from error
+    if not isinstance(made, DataFrame):
+        raise GraphError(
+            f"the query '{node.uid}' returned a {type(made).__name__}",
+            what_to_do="return the DataFrame that it makes of its streams",
+            uid=node.uid,
+        )
+    return made
+
+
+def _check_scans(node: QueryNode, frames: Sequence[DataFrame], made: DataFrame) -> None:
+    """Refuse a query that does not read each of its streams once, and nothing else that is a stream."""
+    given = [name for frame in frames for name in find_scanned(frame)]
+    read = find_scanned(made)
+    unread = next((name for name in given if name not in read), None)
+    twice = next((name for name in given if read.count(name) > 1), None)
+    if "" in read:
+        what, why = "reads a stream of its own", "nobody has checked whether that stream can be replayed"
+        what_to_do = "add it with from_dataframe(), and give it to the query as one of its streams"
+    elif unread is not None:
+        what, why = f"does not read the stream '{unread}'", "its records would wait for ever"
+        what_to_do = "leave the stream out"
+    elif twice is not None:
+        what, why = f"reads the stream '{twice}' twice", "each scan of a source has a position of its own"
+        what_to_do = "add the source a second time, under another uid, and read both"
+    else:
+        return
+    raise GraphError(f"the query '{node.uid}' {what}", why=why, what_to_do=what_to_do, uid=node.uid)
+
+
+@dataclass(frozen=True)
+class SqlQuery:
+    """The function of a query in SQL: each stream is a temporary view while Spark analyses the text."""
+
+    text: str
+    #: Names of the views, in the order of the streams.
+    views: tuple[str, ...]
+    #: Further views by name, each a query that may read the views before it.
+    queries: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, *frames: DataFrame) -> DataFrame:
+        spark = frames[0].sparkSession
+        with ExitStack() as made:
+            for name, frame in zip(self.views, frames, strict=True):
+                frame.createOrReplaceTempView(quote_name(name))
+                made.callback(spark.catalog.dropTempView, name)
+            for name, query in self.queries.items():
+                spark.sql(query).createOrReplaceTempView(quote_name(name))
+                made.callback(spark.catalog.dropTempView, name)
+            return spark.sql(self.text)
+
+
+def check_view_name(spark: SparkSession, name: str, views: Mapping[str, object]) -> None:
+    """Refuse the name of a view that is no identifier, or that the session or the job has given away."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise GraphError(
+            f"create_temporary_view() got the name {name!r}",
+            what_to_do='give it a name of letters, digits and "_", such as "orders"',
+        )
+    if name.lower() in views or spark.catalog.tableExists(name):
+        raise GraphError(
+            f"there is a view or table '{name}' already",
+            why="a query could not say which of the two it reads",
+            what_to_do="give the stream another name",
+        )

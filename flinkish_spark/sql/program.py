@@ -1,0 +1,34 @@
+"""The program that `flinkish sql` runs: a script in SQL as one job."""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from flinkish_spark import CheckpointConfig, StreamExecutionEnvironment
+from flinkish_spark.sql.script import add_sql_script
+
+
+def main() -> None:
+    """Run a script; `flinkish sql` gives the arguments."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--job", required=True)
+    parser.add_argument("--job-dir", required=True)
+    parser.add_argument("--checkpoint-interval", default="10 seconds")
+    parser.add_argument("--py", action="append", default=[])
+    parser.add_argument("script")
+    given = parser.parse_args()
+    spark = SparkSession.builder.appName(given.job).getOrCreate()
+    for file in given.py:
+        runpy.run_path(file, {"spark": spark})
+    checkpoint = CheckpointConfig(interval_ms=given.checkpoint_interval)
+    env = StreamExecutionEnvironment(spark, given.job, given.job_dir, checkpoint=checkpoint)
+    add_sql_script(env, Path(given.script).read_text(encoding="utf-8"))
+    env.execute()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""A script in Spark's SQL as a job: its tables become sources and sinks, its inserts queries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame
+from pyspark.sql import types as T
+
+from flinkish_spark import DataStream, StreamExecutionEnvironment
+from flinkish_spark.bridge.sql_statements import (
+    CreateTable,
+    CreateView,
+    InsertInto,
+    find_relations,
+    parse_script,
+)
+from flinkish_spark.core.errors import GraphError
+from flinkish_spark.planning.queries import SqlQuery, check_view_name
+from flinkish_spark.sql.tables import make_sink, make_source
+
+
+def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecutionEnvironment:
+    """Add the statements of a script to an environment; the caller executes it.
+
+    ``CREATE TABLE ... USING kafka | files | delta | jdbc OPTIONS (...)`` is a source where a query reads it,
+    and a sink where an insert writes it. ``CREATE TEMPORARY VIEW`` names a query, ``INSERT INTO`` writes one.
+    All inserts are one job, with one decision for all of its sinks.
+
+    Parameters
+    ----------
+    script
+        Statements with semicolons between them; see `docs/sql.md`.
+
+    Raises
+    ------
+    GraphError
+        Spark cannot parse a statement, a table cannot be a source or a sink, or nothing is inserted.
+    """
+    job = _Script(env)
+    for statement in parse_script(env.spark, script):
+        match statement:
+            case CreateTable():
+                job.add_name(statement.name)
+                job.tables[statement.name.lower()] = statement
+            case CreateView():
+                job.add_name(statement.name)
+                job.views[statement.name.lower()] = statement.query
+            case InsertInto():
+                job.inserts.setdefault(statement.table.lower(), []).append(statement)
+    job.add_sinks()
+    return env
+
+
+@dataclass
+class _Script:
+    env: StreamExecutionEnvironment
+    tables: dict[str, CreateTable] = field(default_factory=dict)
+    #: Queries by the name of their view, in order.
+    views: dict[str, str] = field(default_factory=dict)
+    #: By the table that they write.
+    inserts: dict[str, list[InsertInto]] = field(default_factory=dict)
+    #: The sources that queries read, by table.
+    sources: dict[str, DataStream] = field(default_factory=dict)
+
+    def add_name(self, name: str) -> None:
+        check_view_name(self.env.spark, name, {**self.tables, **self.views})
+
+    def add_sinks(self) -> None:
+        if not self.inserts:
+            raise GraphError(
+                "the script inserts into no table", what_to_do="add INSERT INTO table SELECT ... to it"
+            )
+        for name, inserts in self.inserts.items():
+            table = self._find_table(inserts[0])
+            sink, mode = make_sink(table)
+            first, *others = [
+                self._add_query(insert, table, mode, f"{name}-query-{number}")
+                for number, insert in enumerate(inserts, start=1)
+            ]
+            stream = first.union(*others) if others else first
+            stream.sink_to(sink, uid=f"{name}-sink")
+
+    def _find_table(self, insert: InsertInto) -> CreateTable:
+        table = self.tables.get(insert.table.lower())
+        if table is None:
+            raise GraphError(
+                f"the insert of line {insert.line} writes the table '{insert.table}', which there is not",
+                why=f"the script creates {', '.join(self.tables) or 'none'}",
+                what_to_do="create it before: CREATE TABLE ... USING ...",
+            )
+        return table
+
+    def _add_query(self, insert: InsertInto, table: CreateTable, mode: str, uid: str) -> DataStream:
+        views, read = self._find_read(insert.query)
+        if not read:
+            raise GraphError(
+                f"the insert of line {insert.line} reads no table of the script",
+                why="a job reads at least one stream",
+                what_to_do="select from a table that CREATE TABLE has made",
+            )
+        streams = [self._add_source(name) for name in read]
+        query = SqlQuery(insert.query, tuple(read), views)
+        written = _InsertQuery(query, insert, table)
+        return self.env.from_query(written, *streams, output_mode=mode, uid=uid)
+
+    def _find_read(self, query: str) -> tuple[dict[str, str], list[str]]:
+        """Return the views and tables of the script that a query reads, also through views."""
+        names, known = set[str](), {**self.views}
+        open_ = [query]
+        while open_:
+            found = find_relations(self.env.spark, open_.pop()) - names
+            names |= found
+            open_ += [known[name] for name in found if name in known]
+        views = {name: text for name, text in self.views.items() if name in names}
+        return views, [name for name in self.tables if name in names]
+
+    def _add_source(self, name: str) -> DataStream:
+        if name not in self.sources:
+            self.sources[name] = self.env.from_source(make_source(self.tables[name]), uid=name)
+        return self.sources[name]
+
+
+@dataclass(frozen=True)
+class _InsertQuery:
+    """The query of an insert, with the columns of its table: by position, as SQL writes them."""
+
+    query: SqlQuery
+    insert: InsertInto
+    table: CreateTable
+
+    def __call__(self, *frames: DataFrame) -> DataFrame:
+        rows, columns = self.query(*frames), self.table.columns
+        names = list(self.insert.columns) or columns.names or rows.columns
+        if len(names) != len(rows.columns):
+            raise GraphError(
+                f"the insert of line {self.insert.line} selects {len(rows.columns)} columns for {len(names)}",
+                why=f"they are {', '.join(rows.columns)}, for {', '.join(names)}",
+                what_to_do="select as many columns as the table has, or name them: INSERT INTO table (a, b)",
+            )
+        named = rows.toDF(*names)
+        # Spark casts as for any insert, and refuses what would lose something.
+        return named.to(T.StructType(columns.fields)) if columns.fields else named

@@ -1,0 +1,250 @@
+"""Tables of a script: the source or sink that the provider and options of a table stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from flinkish_spark import (
+    Append,
+    ColumnBuckets,
+    Csv,
+    DeltaSink,
+    FileFormat,
+    FileSink,
+    Json,
+    KafkaSink,
+    KafkaSource,
+    Raw,
+    StartingOffsets,
+    String,
+    Upsert,
+)
+from flinkish_spark.bridge.plans import APPEND, UPDATE
+from flinkish_spark.bridge.sql_statements import CreateTable
+from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.contracts.source import Source
+from flinkish_spark.core.changelogs import ROW_KIND
+from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.sinks import JdbcSink
+from flinkish_spark.sources import (
+    CsvFiles,
+    DeltaSource,
+    Discovery,
+    FileSource,
+    JsonLines,
+    ParquetFiles,
+    TextLines,
+)
+from flinkish_spark.types.ddl import ddl_of
+
+Made = TypeVar("Made", Source, Sink)
+
+
+class TableOptions:
+    """The options of one table: each is asked for once, and one that nobody asks for is refused."""
+
+    def __init__(self, table: CreateTable) -> None:
+        self.table = table
+        self._left = dict(table.options)
+
+    def need(self, name: str) -> str:
+        if name not in self._left:
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} has no option '{name}'",
+                what_to_do=f"add it: OPTIONS ({name} '...')",
+            )
+        return self._left.pop(name)
+
+    def find(self, name: str, default: str = "") -> str:
+        return self._left.pop(name, default)
+
+    def choose(self, name: str, choices: Mapping[str, Any], default: str) -> Any:
+        value = self.find(name, default)
+        if value.lower() not in choices:
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} has the option {name} '{value}'",
+                what_to_do=f"use one of {', '.join(choices)}",
+            )
+        return choices[value.lower()]
+
+    def take(self, prefix: str) -> dict[str, str]:
+        """Return the options below a prefix, with it."""
+        return {name: self._left.pop(name) for name in [*self._left] if name.startswith(prefix)}
+
+    def names(self, name: str) -> tuple[str, ...]:
+        return tuple(part.strip() for part in self.find(name).split(",") if part.strip())
+
+    def end(self) -> None:
+        for name in self._left:
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} has the option '{name}'",
+                why=f"a table of {self.table.provider} has no such option, or not here",
+                what_to_do="leave it out; docs/sql.md has the options",
+            )
+
+    def refuse_partitions(self) -> None:
+        if self.table.partition_by:
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} is PARTITIONED BY",
+                why=f"a table of {self.table.provider} has no partitions of that kind, or not here",
+                what_to_do="leave it out",
+            )
+
+    @property
+    def schema(self) -> str:
+        """The columns, which a source of records needs."""
+        if not self.table.columns.fields:
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} has no columns",
+                why="its records would have no fields",
+                what_to_do="write CREATE TABLE name (column TYPE, ...)",
+            )
+        strict = next((one.name for one in self.table.columns if not one.nullable), None)
+        if strict is not None:
+            raise GraphError(
+                f"the column '{strict}' of the table '{self.table.name}' is NOT NULL",
+                why="a source gives what was written, also nothing",
+                what_to_do="leave NOT NULL out, and filter: WHERE column IS NOT NULL",
+            )
+        return ddl_of(self.table.columns)
+
+
+def _read_kafka(options: TableOptions) -> Source:
+    values = {
+        "json": lambda: Json(options.schema),
+        "csv": lambda: Csv(options.schema),
+        "string": String,
+        "raw": Raw,
+    }
+    starts = {"earliest": StartingOffsets.EARLIEST, "latest": StartingOffsets.LATEST}
+    options.refuse_partitions()
+    return KafkaSource(
+        options.need("kafka.bootstrap.servers"),
+        options.names("topic") or (options.need("topic"),),
+        value=options.choose("format", values, "json")(),
+        group_id=options.find("group.id"),
+        starting_offsets=options.choose("startingoffsets", starts, "earliest"),
+        max_offsets_per_trigger=int(options.find("maxoffsetspertrigger", "0")),
+        options=options.take("kafka."),
+    )
+
+
+def _write_kafka(options: TableOptions, mode: str) -> Sink:
+    values = {"json": Json, "csv": Csv, "string": String, "raw": Raw}
+    options.refuse_partitions()
+    return KafkaSink(
+        options.need("kafka.bootstrap.servers"),
+        options.need("topic"),
+        key=options.find("key"),
+        value=options.choose("format", values, "json")(),
+        row_kind=ROW_KIND if mode == UPDATE else "",
+        options=options.take("kafka."),
+    )
+
+
+def _read_files(options: TableOptions) -> Source:
+    formats = {"json": JsonLines, "csv": CsvFiles, "parquet": ParquetFiles, "text": TextLines}
+    discoveries = {"once": Discovery.ONCE, "continuous": Discovery.CONTINUOUS}
+    options.refuse_partitions()
+    return FileSource(
+        options.need("path"),
+        options.choose("format", formats, "parquet")(),
+        options.schema,
+        discovery=options.choose("discovery", discoveries, "continuous"),
+        pattern=options.find("pattern", "*"),
+    )
+
+
+def _write_files(options: TableOptions, mode: str) -> Sink:
+    formats = {one.name.lower(): one for one in FileFormat}
+    _refuse_update(options, mode)
+    return FileSink(
+        options.need("path"),
+        options.choose("format", formats, "parquet"),
+        bucket_by=[ColumnBuckets(name) for name in options.table.partition_by] or None,
+    )
+
+
+def _read_delta(options: TableOptions) -> Source:
+    options.refuse_partitions()
+    return DeltaSource(options.need("path"))
+
+
+def _write_delta(options: TableOptions, mode: str) -> Sink:
+    keys = options.names("keys")
+    if not keys:
+        _refuse_update(options, mode)
+    written = Upsert(keys=keys, row_kind=ROW_KIND if mode == UPDATE else "") if keys else Append()
+    return DeltaSink(options.need("path"), partition_by=options.table.partition_by, mode=written)
+
+
+def _write_jdbc(options: TableOptions, mode: str) -> Sink:
+    keys = options.names("keys")
+    if not keys:
+        _refuse_update(options, mode)
+    options.refuse_partitions()
+    return JdbcSink(
+        options.need("url"),
+        options.need("dbtable"),
+        key=keys,
+        mode="upsert" if keys else "insert",
+        user=options.find("user"),
+        password=options.find("password"),
+        row_kind=ROW_KIND if mode == UPDATE else "",
+    )
+
+
+def _refuse_update(options: TableOptions, mode: str) -> None:
+    if mode == UPDATE:
+        table = options.table
+        raise GraphError(
+            f"the table '{table.name}' of line {table.line} has outputMode 'update' and no keys",
+            why="a changed row replaces the one with its keys",
+            what_to_do="add keys 'column, ...', or use a sink that upserts",
+        )
+
+
+_SOURCES: Mapping[str, Callable[[TableOptions], Source]] = {
+    "kafka": _read_kafka,
+    "files": _read_files,
+    "delta": _read_delta,
+}
+_SINKS: Mapping[str, Callable[[TableOptions, str], Sink]] = {
+    "kafka": _write_kafka,
+    "files": _write_files,
+    "delta": _write_delta,
+    "jdbc": _write_jdbc,
+}
+
+
+def make_source(table: CreateTable) -> Source:
+    """Return the source that a table is."""
+    return _make(table, _SOURCES, "read")
+
+
+def make_sink(table: CreateTable) -> tuple[Sink, str]:
+    """Return the sink that a table is, and the output mode of what is written into it."""
+    mode = str(TableOptions(table).choose("outputmode", {APPEND: APPEND, UPDATE: UPDATE}, APPEND))
+    return _make(table, _SINKS, "written", mode), mode
+
+
+def _make(table: CreateTable, known: Mapping[str, Callable[..., Made]], use: str, *settings: str) -> Made:
+    if table.provider not in known:
+        raise GraphError(
+            f"the table '{table.name}' of line {table.line} is USING {table.provider}",
+            why=f"tables that are {use} are of {', '.join(known)}",
+            what_to_do="use one of them",
+        )
+    options = TableOptions(table)
+    options.find("outputmode")
+    try:
+        made = known[table.provider](options, *settings)
+    except ConfigError as error:
+        raise GraphError(
+            f"the table '{table.name}' of line {table.line} cannot be {use}",
+            why=str(error),
+            what_to_do="correct its options",
+        ) from error
+    options.end()
+    return made
