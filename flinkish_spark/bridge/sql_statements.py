@@ -85,9 +85,11 @@ def _parse(spark: SparkSession, text: str, line: int) -> Any:
     try:
         return spark._jsparkSession.sessionState().sqlParser().parsePlan(text)
     except ParseException as error:
+        # The lines after the first show the whole statement, which may have a password among its options.
+        says = next((one for one in str(error).splitlines() if one.strip()), "")
         raise GraphError(
             f"Spark cannot parse the statement that begins on line {line}",
-            why=" ".join(str(error).split()),
+            why=says,
             what_to_do="correct it",
         ) from None
 

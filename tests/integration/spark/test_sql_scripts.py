@@ -171,6 +171,22 @@ def test_what_cannot_be_a_job_is_refused(spark, job_dir, case: str) -> None:
     assert says in str(refused.value)
 
 
+def test_no_error_shows_a_password(spark, job_dir) -> None:
+    """A script may have one, though a reference to one is better."""
+    tables = [
+        "CREATE TABLE t USING jdbc OPTIONS (url 'jdbc:sqlite:/x', dbtable 't', password 'geheim' oops)",
+        "CREATE TABLE t USING jdbc OPTIONS (url 'jdbc:what:/x', dbtable 't', password 'geheim')",
+        "CREATE TABLE t USING jdbc OPTIONS (url 'jdbc:sqlite:/x', dbtable 't', passwort 'geheim')",
+        "CREATE TABLE t USING delta OPTIONS (path '/x', password 'geheim')",
+    ]
+    for table in tables:
+        with pytest.raises(GraphError) as refused:
+            add_sql_script(
+                environment(spark, job_dir), f"{ORDERS}{table}; INSERT INTO t SELECT * FROM orders"
+            )
+        assert "geheim" not in str(refused.value)
+
+
 MISFITS = {
     "more columns": ("SELECT id, id AS other FROM orders", "selects 2 columns for 1"),
     "a value that would lose something": ("SELECT CAST(id AS STRING) FROM orders", "id"),
