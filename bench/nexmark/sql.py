@@ -17,8 +17,8 @@ _BID = "auction LONG, bidder LONG, price LONG"
 _BOUNDS = "starttime LONG, endtime LONG"
 _ALL_BID = f"{BID}, dateTime LONG, extra STRING"
 
-# Spark has one watermark for a job, the least of all streams that declare one, and filters go below it. So only
-# queries with windows read the views that declare one.
+# Spark has one watermark for a job, the least of all streams that declare one, and filters go below it. So
+# only queries with windows read the views that declare one.
 #: By query: the columns of its result, its keys if it updates results, and the query.
 QUERIES: dict[str, tuple[str, str, str]] = {
     "q0": (

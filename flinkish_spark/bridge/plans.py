@@ -141,6 +141,10 @@ _NATIVE = {
 AGGREGATES = frozenset({_NATIVE["Aggregate"], _NATIVE["Distinct"]})
 
 
+#: Plan nodes of which Spark refuses some, or all, in a streaming query.
+_CHECKED = frozenset({"Except", "Intersect", "Join", "Offset", "Sort", "Window"})
+
+
 def _native_state(node: Any) -> str:
     """Return what a plan node keeps state of Spark's own for; empty if it keeps none."""
     kind = _kind(node)
@@ -156,7 +160,8 @@ class NativeParts:
     #: What Spark keeps state for, from the root of the plan down.
     states: tuple[str, ...]
     has_watermark: bool
-    has_global_sort: bool
+    #: Kinds of plan nodes that Spark does not run on every stream.
+    checked: frozenset[str]
 
 
 def native_parts(frame: DataFrame) -> NativeParts:
@@ -169,12 +174,12 @@ def native_parts(frame: DataFrame) -> NativeParts:
         if node.isStreaming() and (kind != "Sort" or getattr(node, "global")()):
             kinds.add(kind)
         nodes = [*_each(node.children()), *nodes]
-    return NativeParts(tuple(states), "EventTimeWatermark" in kinds, "Sort" in kinds)
+    return NativeParts(tuple(states), "EventTimeWatermark" in kinds, frozenset(kinds & _CHECKED))
 
 
 def why_not_streamed(frame: DataFrame, parts: NativeParts, output_mode: str) -> str:
     """Return why Spark refuses a DataFrame with these parts as a streaming query; empty if it takes it."""
-    if not (parts.states or parts.has_watermark or parts.has_global_sort):
+    if not (parts.states or parts.has_watermark or parts.checked):
         # Spark also refuses what does no harm in a job, such as a sample or a sort within tasks.
         return ""
     jvm: Any = frame.sparkSession._jvm

@@ -53,6 +53,8 @@ REQUIRED_CONF = {
     # The constraints that Spark infers for a value of all columns, such as a record's hash, double with each
     # renamed column: with twenty columns no micro-batch ended. Our plans gain nothing from them.
     "spark.sql.constraintPropagation.enabled": "false",
+    # Spark loses the watermark of an aggregate behind an exchange that it takes from another one.
+    "spark.sql.exchange.reuse": "false",
     # Adaptive execution could coalesce the partitions to which barriers are routed.
     "spark.sql.adaptive.enabled": "false",
 }

@@ -44,6 +44,7 @@ from flinkish_spark.planning.recorded_functions import RecordedTransform
 from flinkish_spark.planning.stream_graph import (
     KeyedEntry,
     KeyedNode,
+    QueryNode,
     SideNode,
     SinkNode,
     StreamNode,
@@ -96,7 +97,7 @@ class OperatorSettings:
         settings = self._find_settings()
         if settings is not None:
             settings.name = name
-        elif isinstance(self._node, KeyedNode | SourceNode):
+        elif isinstance(self._node, KeyedNode | SourceNode | QueryNode):
             self._environment.graph.names[self._node.uid] = name
         return self
 
@@ -114,14 +115,14 @@ class OperatorSettings:
         settings = self._find_settings()
         if settings is not None:
             settings.name = uid
-        elif isinstance(self._node, KeyedNode | SourceNode) and self._node.uid != uid:
+        elif isinstance(self._node, KeyedNode | SourceNode | QueryNode) and self._node.uid != uid:
             graph = self._environment.graph
             # A source keeps its uid. Once something reads an operator, the call may be meant for the reader.
-            if isinstance(self._node, SourceNode) or graph.is_read(self._node):
+            if not isinstance(self._node, KeyedNode) or graph.is_read(self._node):
                 raise GraphError(
                     f"uid({uid!r}) was called on {self._describe_node()}",
-                    why="the uid, by which state is found, is given to the call that makes a source or a "
-                    "keyed operator",
+                    why="the uid, by which state is found, is given to the call that makes a source, a query "
+                    "or a keyed operator",
                     what_to_do=f'give it there: process(..., uid="{uid}")',
                     uid=uid,
                 )
@@ -270,6 +271,8 @@ class OperatorSettings:
                 return f"the keyed operator '{node.uid}'"
             case SourceNode():
                 return f"the source '{node.uid}'"
+            case QueryNode():
+                return f"the query '{node.uid}'"
             case SideNode():
                 return f"a side output of the keyed operator '{node.parent.uid}'"
             case UnionNode():

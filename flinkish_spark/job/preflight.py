@@ -28,7 +28,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.engine import JobSettings
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob
-from flinkish_spark.planning.stream_graph import find_sources, find_uid
+from flinkish_spark.planning.stream_graph import QueryNode, find_paths, find_scans, find_sources, find_uid
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.savepoints import find_changed_meaning
@@ -138,6 +138,7 @@ def check_before_start(
     _check_sink_uids(graph, planned)
     check_source_names(graph.sources)
     check_loops(graph, planned)
+    check_times_of_queries(graph)
     check_alignment(graph, planned.time)
     _check_delta_paths(planned)
     for node in graph.sources:
@@ -352,6 +353,30 @@ def _check_seen(
             hosts=blind,
             job_dir=settings.job_dir.url,
         )
+
+
+def check_times_of_queries(graph: StreamGraph) -> None:
+    """Refuse event times behind a query whose sources could end, or be held back, before its rows come."""
+    for node in graph.timed:
+        for query in [path.base for path in find_paths(node) if isinstance(path.base, QueryNode)]:
+            ending = next((scan.uid for scan in find_scans(query) if scan.source.is_bounded), None)
+            if node.strategy.alignment is not None:
+                what, why = "watermark alignment", "it has several sources, and its rows are those of none"
+                what_to_do = "leave with_watermark_alignment() out"
+            elif ending is not None:
+                what, why = (
+                    "event times",
+                    f"'{ending}' ends, and rows that the query still holds would be late",
+                )
+                what_to_do = "read it without an end, and run the job with until=CaughtUp()"
+            else:
+                continue
+            raise GraphError(
+                f"the rows of the query '{query.uid}' cannot have {what}",
+                why=why,
+                what_to_do=what_to_do,
+                uid=query.uid,
+            )
 
 
 def check_alignment(graph: StreamGraph, time: TimePlan) -> None:

@@ -401,6 +401,9 @@ class Planner:
             label = self._beginning.find_input_label(chain, *names)
         else:
             label = self._beginning.label(chain)
+        if isinstance(path.base, QueryNode):
+            # Two chains with one DataFrame would share its watermark, and Spark gives it to one of the two.
+            label = f"{label} {chain.name}"
         counts = self._logical.counting.find_counts(path, chain)
         known = id(path.base), steps, label, names, counts, marked
         if known not in self._planned:

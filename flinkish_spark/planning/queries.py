@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -19,7 +20,8 @@ from flinkish_spark.protocol.plan_layout import ScanRole
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import check_field_names
 
-Query = Callable[..., DataFrame]
+#: Held while views of a job are in the session.
+_VIEWS = threading.RLock()
 
 
 def select_fields(stream: RecordStream) -> DataFrame:
@@ -83,7 +85,7 @@ def _check_scans(node: QueryNode, frames: Sequence[DataFrame], made: DataFrame) 
         what_to_do = "leave the stream out"
     elif twice is not None:
         what, why = f"reads the stream '{twice}' twice", "each scan of a source has a position of its own"
-        what_to_do = "add the source a second time, under another uid, and read both"
+        what_to_do = "give the query the stream a second time, in SQL under a second view name"
     else:
         return
     raise GraphError(f"the query '{node.uid}' {what}", why=why, what_to_do=what_to_do, uid=node.uid)
@@ -101,13 +103,18 @@ class SqlQuery:
 
     def __call__(self, *frames: DataFrame) -> DataFrame:
         spark = frames[0].sparkSession
-        with ExitStack() as made:
+        # Jobs of one session may have views of one name.
+        with _VIEWS, ExitStack() as made:
+
+            def add(name: str, frame: DataFrame) -> None:
+                _refuse_known(spark, name)
+                frame.createTempView(quote_name(name))
+                made.callback(spark.catalog.dropTempView, name)
+
             for name, frame in zip(self.views, frames, strict=True):
-                frame.createOrReplaceTempView(quote_name(name))
-                made.callback(spark.catalog.dropTempView, name)
+                add(name, frame)
             for name, query in self.queries.items():
-                spark.sql(query).createOrReplaceTempView(quote_name(name))
-                made.callback(spark.catalog.dropTempView, name)
+                add(name, spark.sql(query))
             return spark.sql(self.text)
 
 
@@ -118,9 +125,20 @@ def check_view_name(spark: SparkSession, name: str, views: Mapping[str, object])
             f"create_temporary_view() got the name {name!r}",
             what_to_do='give it a name of letters, digits and "_", such as "orders"',
         )
-    if name.lower() in views or spark.catalog.tableExists(name):
-        raise GraphError(
-            f"there is a view or table '{name}' already",
-            why="a query could not say which of the two it reads",
-            what_to_do="give the stream another name",
-        )
+    if name.lower() in views:
+        raise _name_taken(name)
+    with _VIEWS:
+        _refuse_known(spark, name)
+
+
+def _refuse_known(spark: SparkSession, name: str) -> None:
+    if spark.catalog.tableExists(name):
+        raise _name_taken(name)
+
+
+def _name_taken(name: str) -> GraphError:
+    return GraphError(
+        f"there is a view or table '{name}' already",
+        why="a query could not say which of the two it reads",
+        what_to_do="give the stream another name",
+    )

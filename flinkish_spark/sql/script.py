@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -132,6 +133,7 @@ class _InsertQuery:
     def __call__(self, *frames: DataFrame) -> DataFrame:
         rows, columns = self.query(*frames), self.table.columns
         names = list(self.insert.columns) or columns.names or rows.columns
+        self._check_names(names)
         if len(names) != len(rows.columns):
             raise GraphError(
                 f"the insert of line {self.insert.line} selects {len(rows.columns)} columns for {len(names)}",
@@ -139,5 +141,17 @@ class _InsertQuery:
                 what_to_do="select as many columns as the table has, or name them: INSERT INTO table (a, b)",
             )
         named = rows.toDF(*names)
-        # Spark casts as for any insert, and refuses what would lose something.
+        # Spark casts as for any insert.
         return named.to(T.StructType(columns.fields)) if columns.fields else named
+
+    def _check_names(self, names: Sequence[str]) -> None:
+        """Refuse columns that the table has not, which Spark would leave out, or that come twice."""
+        known = {name.lower() for name in self.table.columns.names or names}
+        wrong = next((name for name in names if name.lower() not in known), None)
+        if wrong is None and len({name.lower() for name in names}) == len(names):
+            return
+        raise GraphError(
+            f"the insert of line {self.insert.line} writes {', '.join(names)}",
+            why="a column comes twice" if wrong is None else f"'{self.table.name}' has no column '{wrong}'",
+            what_to_do="name each column once, as the table does",
+        )

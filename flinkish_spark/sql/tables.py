@@ -59,6 +59,24 @@ class TableOptions:
     def find(self, name: str, default: str = "") -> str:
         return self._left.pop(name, default)
 
+    def find_count(self, name: str) -> int:
+        value = self.find(name, "0")
+        if not value.isdecimal():
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} has the option {name} '{value}'",
+                what_to_do="give a whole number",
+            )
+        return int(value)
+
+    def check_columns(self, *names: str) -> None:
+        """Refuse other columns than those that such a source has by itself."""
+        if self.table.columns.fields and self.table.columns.names != [*names]:
+            raise GraphError(
+                f"the table '{self.table.name}' of line {self.table.line} has columns",
+                why=f"as a source it has {', '.join(names) or 'those of the table itself'}",
+                what_to_do="leave the columns out",
+            )
+
     def choose(self, name: str, choices: Mapping[str, Any], default: str) -> Any:
         value = self.find(name, default)
         if value.lower() not in choices:
@@ -100,13 +118,6 @@ class TableOptions:
                 why="its records would have no fields",
                 what_to_do="write CREATE TABLE name (column TYPE, ...)",
             )
-        strict = next((one.name for one in self.table.columns if not one.nullable), None)
-        if strict is not None:
-            raise GraphError(
-                f"the column '{strict}' of the table '{self.table.name}' is NOT NULL",
-                why="a source gives what was written, also nothing",
-                what_to_do="leave NOT NULL out, and filter: WHERE column IS NOT NULL",
-            )
         return ddl_of(self.table.columns)
 
 
@@ -114,8 +125,8 @@ def _read_kafka(options: TableOptions) -> Source:
     values = {
         "json": lambda: Json(options.schema),
         "csv": lambda: Csv(options.schema),
-        "string": String,
-        "raw": Raw,
+        "string": lambda: _check_one_column(options, String()),
+        "raw": lambda: _check_one_column(options, Raw()),
     }
     starts = {"earliest": StartingOffsets.EARLIEST, "latest": StartingOffsets.LATEST}
     options.refuse_partitions()
@@ -125,9 +136,14 @@ def _read_kafka(options: TableOptions) -> Source:
         value=options.choose("format", values, "json")(),
         group_id=options.find("group.id"),
         starting_offsets=options.choose("startingoffsets", starts, "earliest"),
-        max_offsets_per_trigger=int(options.find("maxoffsetspertrigger", "0")),
+        max_offsets_per_trigger=options.find_count("maxoffsetspertrigger"),
         options=options.take("kafka."),
     )
+
+
+def _check_one_column(options: TableOptions, form: String | Raw) -> String | Raw:
+    options.check_columns("value")
+    return form
 
 
 def _write_kafka(options: TableOptions, mode: str) -> Sink:
@@ -168,6 +184,7 @@ def _write_files(options: TableOptions, mode: str) -> Sink:
 
 def _read_delta(options: TableOptions) -> Source:
     options.refuse_partitions()
+    options.check_columns()
     return DeltaSource(options.need("path"))
 
 

@@ -20,7 +20,7 @@ from flinkish_spark import (
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.sources import Discovery, FileSource, JsonLines
 from flinkish_spark.state_processor import read_native_state
-from tests.support.jobs import environment, read_delta
+from tests.support.jobs import environment, read_delta, run_until
 
 ORDER, CLICK = "user STRING, ts TIMESTAMP, amount LONG", "who STRING, at TIMESTAMP, page STRING"
 
@@ -180,6 +180,58 @@ def test_a_query_joins_tables_of_the_session_and_leaves_no_view(spark, job_dir, 
     assert not spark.catalog.tableExists("orders")
 
 
+def test_readers_of_one_aggregate_have_its_watermark_each(spark, job_dir, tmp_path) -> None:
+    """Spark gave it to the first of two aggregates that were alike, and the second returned nothing."""
+    for at in range(3):
+        put(tmp_path / "orders", f"{at}.json", order("ann", 20 * at + 1, 1), order("ben", 20 * at + 2, 2))
+
+    def add(env, totals, name: str) -> None:
+        totals.sink_to(DeltaSink(str(tmp_path / name)), uid=name)
+        counted = totals.key_by("user").process(
+            Count(), output="user STRING, count LONG", uid=f"{name}-count"
+        )
+        counted.sink_to(DeltaSink(str(tmp_path / f"{name}-count")), uid=f"{name}-counts")
+
+    def windows(frame):
+        summed = frame.withWatermark("ts", "0 seconds").groupBy(F.window("ts", "10 seconds"), "user")
+        return summed.agg(F.sum("amount").alias("total")).select("user", "total")
+
+    env = environment(spark, job_dir)
+    orders, _ = add_streams(env, tmp_path)
+    add(env, env.from_query(windows, orders, uid="queried"), "query")
+    files = spark.readStream.schema(ORDER).json(str(tmp_path / "orders"))
+    add(env, env.from_dataframe(windows(files), uid="framed"), "frame")
+
+    def is_there(_) -> bool:
+        folders = [tmp_path / name for name in ("query", "query-count", "frame", "frame-count")]
+        return all(rows(folder, "user").total() == 4 for folder in folders)
+
+    run_until(env, is_there)
+    for name in ("query", "frame"):
+        assert rows(tmp_path / name, "user", "total") == Counter({("ann", 1): 2, ("ben", 2): 2})
+        assert rows(tmp_path / f"{name}-count", "user", "count") == Counter(
+            (user, count) for user in ("ann", "ben") for count in (1, 2)
+        )
+
+
+def test_a_stream_twice_joins_with_itself(spark, job_dir, tmp_path) -> None:
+    put(tmp_path / "orders", "0.json", order("ann", 10, 5), order("ben", 11, 5))
+    env = environment(spark, job_dir)
+    orders, _ = add_streams(env, tmp_path)
+    env.create_temporary_view("others", orders)
+    pairs = env.sql(
+        "SELECT o.user, p.user AS other FROM orders o JOIN others p "
+        "ON o.amount = p.amount AND o.user < p.user",
+        uid="pairs",
+    )
+    pairs.name("pairs of orders").sink_to(DeltaSink(str(tmp_path / "table")), uid="table")
+    assert "pairs of orders" in str(env.get_job_graph())
+    with pytest.raises(GraphError, match="the query 'pairs'"):
+        pairs.uid("another")
+    env.execute(until=CaughtUp())
+    assert rows(tmp_path / "table", "user", "other") == Counter({("ann", "ben"): 1})
+
+
 # -- refused ----------------------------------------------------------------------------------------
 
 
@@ -206,7 +258,41 @@ def foreign(env, orders):
     return env.from_query(lambda frame: frame.join(rate, frame.amount == rate.value), orders, uid="query")
 
 
+def add_timed_query(env, orders, **settings):
+    summed = env.from_query(lambda frame: frame, orders, uid="query")
+    strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("ts")
+    timed = summed.assign_timestamps_and_watermarks(
+        strategy.with_watermark_alignment("group", 1_000) if settings else strategy
+    )
+    return timed.key_by("user").process(Count(), output="user STRING, count LONG", uid="count")
+
+
+def bounded(env, _):
+    return env.from_collection([("ann", None, 1)], ORDER, uid="few")
+
+
+TOWNS = "(SELECT explode(array('ann', 'zoe')) AS town) t"
 REFUSED = {
+    "a table that keeps its rows": (
+        lambda env, *_: env.sql(f"SELECT town, amount FROM {TOWNS} LEFT JOIN orders ON town = user", uid="q"),
+        "not supported",
+    ),
+    "numbers over all rows": (
+        lambda env, *_: env.sql("SELECT row_number() OVER (ORDER BY ts) AS n FROM orders", uid="q"),
+        "NON_TIME_WINDOW_NOT_SUPPORTED",
+    ),
+    "rows of one without the other's": (
+        lambda env, *_: env.sql("SELECT user FROM orders EXCEPT SELECT who FROM clicks", uid="q"),
+        "not supported",
+    ),
+    "times behind a query that ends": (
+        lambda env, orders, _: add_timed_query(env, bounded(env, orders)),
+        "'few' ends",
+    ),
+    "an alignment behind a query": (
+        lambda env, orders, _: add_timed_query(env, orders, aligned=True),
+        "cannot have watermark alignment",
+    ),
     "a text that is no query": (lambda env, *_: env.sql("SELEKT 1"), "cannot parse the statement"),
     "a query without a stream": (lambda env, *_: env.sql("SELECT 1"), "reads no stream"),
     "a field that is not there": (

@@ -104,16 +104,18 @@ def test_a_query_is_cut_from_its_insert(spark) -> None:
         "insert into t from a select b",
         "INSERT INTO t /* SELECT 2 */ VALUES (1)",
         "INSERT INTO t (a) (SELECT 1)",
+        r"""INSERT INTO t SELECT r'\', '\';', concat("r';")""",
     ]
-    found = parse_script(spark, ";\n".join(texts) + ";;")
+    found = parse_script(spark, "/* ; /* ; */ INSERT ; -- */" + ";\n".join(texts) + ";; -- ;")
     assert [one.query for one in found if isinstance(one, InsertInto)] == [
         "SELECT 1",
         "WITH a AS (SELECT 1 AS x) SELECT x, 'select ;' FROM a",
         "from a select b",
         "VALUES (1)",
         "(SELECT 1)",
+        r"""SELECT r'\', '\';', concat("r';")""",
     ]
-    assert [one.line for one in found] == [1, 2, 3, 4, 5]
+    assert [one.line for one in found] == [1, 2, 3, 4, 5, 6]
 
 
 ORDERS = "CREATE TABLE orders (id LONG) USING files OPTIONS (path '/in', format 'json');\n"
@@ -155,6 +157,28 @@ REFUSED = {
         "INSERT INTO copies SELECT id FROM t",
         "'id' of the table 't' is NOT NULL",
     ),
+    "a default": ("CREATE TABLE t (id LONG DEFAULT 7) USING delta", "is DEFAULT"),
+    "a length": ("CREATE TABLE t (id VARCHAR(7)) USING delta", "is VARCHAR"),
+    "properties": ("CREATE TABLE t (id LONG) USING delta TBLPROPERTIES ('a' = 'b')", "TBLPROPERTIES"),
+    "a transform as a partition": (
+        "CREATE TABLE t (id LONG) USING delta PARTITIONED BY (bucket(4, id))",
+        "partitions by no column",
+    ),
+    "an insert by name": (
+        f"{ORDERS}{COPIES}INSERT INTO copies BY NAME SELECT id FROM orders",
+        "line 3 cannot",
+    ),
+    "columns of a view": ("CREATE TEMPORARY VIEW v (a) AS SELECT 1", "cannot be part of a job"),
+    "a number that is none": (
+        "CREATE TABLE t (id LONG) USING kafka OPTIONS (kafka.bootstrap.servers 'h:1', topic 't', "
+        f"maxOffsetsPerTrigger 'many');{COPIES}INSERT INTO copies SELECT id FROM t",
+        "give a whole number",
+    ),
+    "columns of a text": (
+        "CREATE TABLE t (line STRING) USING kafka OPTIONS (kafka.bootstrap.servers 'h:1', topic 't', "
+        f"format 'string');{COPIES}INSERT INTO copies SELECT line FROM t",
+        "As a source it has value",
+    ),
     "changed rows without keys": (
         f"{ORDERS}CREATE TABLE t USING delta OPTIONS (path '/out', outputMode 'update');"
         "INSERT INTO t SELECT id FROM orders",
@@ -188,6 +212,8 @@ def test_no_error_shows_a_password(spark, job_dir) -> None:
 
 
 MISFITS = {
+    "a column that is not there": ("(ids) SELECT id FROM orders", "'copies' has no column 'ids'"),
+    "a column twice": ("(id, ID) SELECT id, id FROM orders", "A column comes twice"),
     "more columns": ("SELECT id, id AS other FROM orders", "selects 2 columns for 1"),
     "a value that would lose something": ("SELECT CAST(id AS STRING) FROM orders", "id"),
 }
