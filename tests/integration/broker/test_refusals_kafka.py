@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from flinkish_spark import CheckpointConfig, DeadLetter, Json, KafkaSink
+from flinkish_spark import CheckpointConfig, DeadLetter, Json, KafkaSink, MemorySink
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, FlinkishError, GraphError
@@ -84,7 +84,8 @@ def test_a_uid_that_the_dead_letters_need(spark, broker, topic, job_dir) -> None
     servers, source, out, letters = broker.bootstrap_servers, topic(), topic(), topic()
     value = Json(ORDER, on_bad_record=DeadLetter(letters))
     env = copy_job(spark, job_dir, servers, source, out, value=value)
-    env.from_source(orders_source(servers, topic()), uid="orders-dead-letter")
+    other = env.from_source(orders_source(servers, topic()), uid="orders-dead-letter")
+    other.sink_to(MemorySink("other"), uid="other")
     assert_refused(env, GraphError, job_dir, "'orders-dead-letter' is used twice")
 
 
