@@ -50,7 +50,7 @@ SQL = {
     """,
     "q22": """
         SELECT auction, bidder, price, channel, split_part(url, '/', 4), split_part(url, '/', 5),
-               split_part(url, '/', 6) FROM bids
+               nullif(split_part(url, '/', 6), '') FROM bids
     """,
 }
 
