@@ -12,9 +12,12 @@ from typing import Any
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.foreign_errors import is_gateway_gone
+from flinkish_spark.core.validation import unusable
 from flinkish_spark.protocol.plan_layout import (
     Chain,
     NativeOperator,
@@ -162,6 +165,23 @@ class NativeParts:
     has_watermark: bool
     #: Kinds of plan nodes that Spark does not run on every stream.
     checked: frozenset[str]
+
+
+def check_output_mode(output_mode: str) -> None:
+    if output_mode not in (APPEND, UPDATE):
+        raise unusable(
+            "output_mode",
+            output_mode,
+            wanted=f"'{APPEND}' or '{UPDATE}'",
+            what_to_do=f"use '{UPDATE}' and a sink that upserts in place of 'complete'",
+        )
+
+
+def add_row_kind(frame: DataFrame, output_mode: str) -> DataFrame:
+    """Return the frame; in update mode each row has its kind, since it replaces an earlier one."""
+    if output_mode == APPEND:
+        return frame
+    return frame.withColumn(ROW_KIND, F.lit(RowKind.UPDATE_AFTER.value))
 
 
 def native_parts(frame: DataFrame) -> NativeParts:

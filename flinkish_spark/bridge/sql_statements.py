@@ -26,6 +26,10 @@ class CreateTable:
     options: Mapping[str, str] = field(repr=False)
     partition_by: tuple[str, ...]
 
+    @property
+    def named(self) -> str:
+        return f"the table '{self.name}' of line {self.line}"
+
 
 @dataclass(frozen=True)
 class CreateView:

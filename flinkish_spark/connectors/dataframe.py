@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.plans import APPEND, UPDATE, native_parts, why_not_streamed
+from flinkish_spark.bridge.plans import (
+    APPEND,
+    UPDATE,
+    add_row_kind,
+    check_output_mode,
+    native_parts,
+    why_not_streamed,
+)
 from flinkish_spark.bridge.session import streaming_options, streaming_sources
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.source import JobPlace, Source
-from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import unusable
 from flinkish_spark.transport.columns import add_position
 from flinkish_spark.types.schemas import check_field_names
 
@@ -50,14 +54,10 @@ class DataFrameSource(Source):
             raise GraphError(
                 "from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream to make it"
             )
-        if self.output_mode not in (APPEND, UPDATE):
-            raise unusable(
-                "output_mode",
-                self.output_mode,
-                wanted=f"'{APPEND}' or '{UPDATE}'",
-                what_to_do=f"use '{UPDATE}' and a sink that upserts in place of 'complete'",
-            )
-        check_field_names(self._add_kind().schema, "the DataFrame of from_dataframe()")
+        check_output_mode(self.output_mode)
+        check_field_names(
+            add_row_kind(self.frame, self.output_mode).schema, "the DataFrame of from_dataframe()"
+        )
         for name in streaming_sources(self.frame):
             bare = name.removeprefix("FileSource[").lower()
             if not name.startswith("FileSource") and bare not in map(str.lower, REPLAYABLE):
@@ -77,12 +77,6 @@ class DataFrameSource(Source):
                 output_mode=self.output_mode,
             )
 
-    def _add_kind(self) -> DataFrame:
-        """Return the frame; in update mode each row has its kind, since it replaces an earlier one."""
-        if self.output_mode == APPEND:
-            return self.frame
-        return self.frame.withColumn(ROW_KIND, F.lit(RowKind.UPDATE_AFTER.value))
-
     def datasets(self) -> tuple[Dataset, ...]:
         found: list[Dataset] = []
         for given in streaming_options(self.frame):
@@ -93,4 +87,4 @@ class DataFrameSource(Source):
         return tuple(dict.fromkeys(found))
 
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        return add_position(self._add_kind())
+        return add_position(add_row_kind(self.frame, self.output_mode))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from flinkish_spark.bridge.plans import APPEND, UPDATE
+from flinkish_spark.bridge.plans import APPEND, check_output_mode
 from flinkish_spark.bridge.sql_statements import find_relations
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import check_function, instance_of, unusable
+from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.datastream.connected_streams import check_same_job
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.planning.declare import resolve_uid
@@ -57,13 +57,7 @@ class Queries:
             streams, or one of these not at all or twice.
         """
         check_function(function, "the function of from_query()", len(streams))
-        if output_mode not in (APPEND, UPDATE):
-            raise unusable(
-                "output_mode",
-                output_mode,
-                wanted=f"'{APPEND}' or '{UPDATE}'",
-                what_to_do=f"use '{UPDATE}' and a sink that upserts in place of 'complete'",
-            )
+        check_output_mode(output_mode)
         for stream in streams:
             self._check_stream(stream, "a stream of from_query()")
         if not streams:

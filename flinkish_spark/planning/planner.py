@@ -74,6 +74,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamNode,
     TransformNode,
     Upstream,
+    deal_names,
     find_operator,
     find_paths,
     find_scans,
@@ -207,9 +208,7 @@ class Planner:
         self._start(plan_of_stream(graph, node))
         frames = []
         for end in self._logical.all_ends:
-            rest = list(end.chain.inputs)
-            for path in end.paths:
-                own = tuple(rest.pop(0) for _ in find_scans(path.base))
+            for path, own in deal_names(end.paths, end.chain.inputs):
                 frames.append(_select_records(self.plan_stream(path, end.chain, own)))
         return reduce(DataFrame.unionByName, frames)
 
@@ -296,9 +295,8 @@ class Planner:
             planned = self.plan_stream(end.paths[0], chain, chain.inputs)
             assert isinstance(planned, TaggedStream)
             return planned
-        streams, rest = [], list(chain.inputs)
-        for path in end.paths:
-            own = tuple(rest.pop(0) for _ in find_scans(path.base))
+        streams = []
+        for path, own in deal_names(end.paths, chain.inputs):
             stream = self.plan_stream(path.cut_to(end.deferred_from), chain, own)
             assert isinstance(stream, RecordStream)
             streams.append(stream)

@@ -11,8 +11,14 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.plans import UPDATE, find_scanned, name_scan, native_parts, why_not_streamed
-from flinkish_spark.core.changelogs import ROW_KIND, RowKind
+from flinkish_spark.bridge.plans import (
+    UPDATE,
+    add_row_kind,
+    find_scanned,
+    name_scan,
+    native_parts,
+    why_not_streamed,
+)
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.planning.between import RecordStream, try_functions
 from flinkish_spark.planning.stream_graph import QueryNode
@@ -46,9 +52,7 @@ def run_query(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
     made = _call(node, frames)
     _check_scans(node, frames, made)
     check_field_names(made.schema, f"the query '{node.uid}'")
-    return (
-        made if node.output_mode != UPDATE else made.withColumn(ROW_KIND, F.lit(RowKind.UPDATE_AFTER.value))
-    )
+    return add_row_kind(made, node.output_mode)
 
 
 def _call(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:

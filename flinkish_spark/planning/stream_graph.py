@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pyspark.sql import Column
@@ -363,6 +364,13 @@ def find_scans(base: Base) -> tuple[SourceNode, ...]:
     operator = find_operator(base)
     assert operator is not None
     return tuple(scan.source for scan in find_operator_scans(operator))
+
+
+def deal_names(paths: Sequence[Path], names: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """Yield each path with the names of its scans."""
+    rest = iter(names)
+    for path in paths:
+        yield path, tuple(islice(rest, len(find_scans(path.base))))
 
 
 @dataclass(frozen=True, eq=False)

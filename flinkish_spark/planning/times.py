@@ -19,9 +19,9 @@ from flinkish_spark.planning.stream_graph import (
     Path,
     StreamGraph,
     TimedNode,
+    deal_names,
     find_operator,
     find_operator_scans,
-    find_scans,
     find_upstreams,
 )
 from flinkish_spark.protocol.event_time import AssignerRules, NoWatermarkStrategy
@@ -152,11 +152,10 @@ _Entry = tuple[Path, tuple[str, ...], tuple[str, ...]]
 def _find_entries(graph: StreamGraph, end: ChainEnd) -> Iterator[_Entry]:
     """Yield each path from a source or query to its first operator or sink."""
     names = end.chain.inputs
-    rest = list(names)
-    for path in end.paths:
+    for path, own in deal_names(end.paths, names):
         operator = find_operator(path.base)
         if operator is None:
-            yield path, tuple(rest.pop(0) for _ in find_scans(path.base)), ()
+            yield path, own, ()
         else:
             scans = find_operator_scans(*find_chain_operators(graph, operator))
             named: dict[tuple[int, int], tuple[str, ...]] = {}

@@ -107,12 +107,12 @@ class _Script:
 
     def _find_read(self, query: str) -> tuple[dict[str, str], list[str]]:
         """Return the views and tables of the script that a query reads, also through views."""
-        names, known = set[str](), {**self.views}
+        names = set[str]()
         open_ = [query]
         while open_:
             found = find_relations(self.env.spark, open_.pop()) - names
             names |= found
-            open_ += [known[name] for name in found if name in known]
+            open_ += [self.views[name] for name in found if name in self.views]
         views = {name: text for name, text in self.views.items() if name in names}
         return views, [name for name in self.tables if name in names]
 

@@ -48,10 +48,10 @@ class TableOptions:
         self.table = table
         self._left = dict(table.options)
 
-    def need(self, name: str) -> str:
+    def require(self, name: str) -> str:
         if name not in self._left:
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} has no option '{name}'",
+                f"{self.table.named} has no option '{name}'",
                 what_to_do=f"add it: OPTIONS ({name} '...')",
             )
         return self._left.pop(name)
@@ -63,7 +63,7 @@ class TableOptions:
         value = self.find(name, "0")
         if not value.isdecimal():
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} has the option {name} '{value}'",
+                f"{self.table.named} has the option {name} '{value}'",
                 what_to_do="give a whole number",
             )
         return int(value)
@@ -72,7 +72,7 @@ class TableOptions:
         """Refuse other columns than those that such a source has by itself."""
         if self.table.columns.fields and self.table.columns.names != [*names]:
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} has columns",
+                f"{self.table.named} has columns",
                 why=f"as a source it has {', '.join(names) or 'those of the table itself'}",
                 what_to_do="leave the columns out",
             )
@@ -81,7 +81,7 @@ class TableOptions:
         value = self.find(name, default)
         if value.lower() not in choices:
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} has the option {name} '{value}'",
+                f"{self.table.named} has the option {name} '{value}'",
                 what_to_do=f"use one of {', '.join(choices)}",
             )
         return choices[value.lower()]
@@ -96,7 +96,7 @@ class TableOptions:
     def end(self) -> None:
         for name in self._left:
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} has the option '{name}'",
+                f"{self.table.named} has the option '{name}'",
                 why=f"a table of {self.table.provider} has no such option, or not here",
                 what_to_do="leave it out; docs/sql.md has the options",
             )
@@ -104,7 +104,7 @@ class TableOptions:
     def refuse_partitions(self) -> None:
         if self.table.partition_by:
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} is PARTITIONED BY",
+                f"{self.table.named} is PARTITIONED BY",
                 why=f"a table of {self.table.provider} has no partitions of that kind, or not here",
                 what_to_do="leave it out",
             )
@@ -114,7 +114,7 @@ class TableOptions:
         """The columns, which a source of records needs."""
         if not self.table.columns.fields:
             raise GraphError(
-                f"the table '{self.table.name}' of line {self.table.line} has no columns",
+                f"{self.table.named} has no columns",
                 why="its records would have no fields",
                 what_to_do="write CREATE TABLE name (column TYPE, ...)",
             )
@@ -131,8 +131,8 @@ def _read_kafka(options: TableOptions) -> Source:
     starts = {"earliest": StartingOffsets.EARLIEST, "latest": StartingOffsets.LATEST}
     options.refuse_partitions()
     return KafkaSource(
-        options.need("kafka.bootstrap.servers"),
-        options.names("topic") or (options.need("topic"),),
+        options.require("kafka.bootstrap.servers"),
+        options.names("topic") or (options.require("topic"),),
         value=options.choose("format", values, "json")(),
         group_id=options.find("group.id"),
         starting_offsets=options.choose("startingoffsets", starts, "earliest"),
@@ -150,8 +150,8 @@ def _write_kafka(options: TableOptions, mode: str) -> Sink:
     values = {"json": Json, "csv": Csv, "string": String, "raw": Raw}
     options.refuse_partitions()
     return KafkaSink(
-        options.need("kafka.bootstrap.servers"),
-        options.need("topic"),
+        options.require("kafka.bootstrap.servers"),
+        options.require("topic"),
         key=options.find("key"),
         value=options.choose("format", values, "json")(),
         row_kind=ROW_KIND if mode == UPDATE else "",
@@ -164,7 +164,7 @@ def _read_files(options: TableOptions) -> Source:
     discoveries = {"once": Discovery.ONCE, "continuous": Discovery.CONTINUOUS}
     options.refuse_partitions()
     return FileSource(
-        options.need("path"),
+        options.require("path"),
         options.choose("format", formats, "parquet")(),
         options.schema,
         discovery=options.choose("discovery", discoveries, "continuous"),
@@ -176,7 +176,7 @@ def _write_files(options: TableOptions, mode: str) -> Sink:
     formats = {one.name.lower(): one for one in FileFormat}
     _refuse_update(options, mode)
     return FileSink(
-        options.need("path"),
+        options.require("path"),
         options.choose("format", formats, "parquet"),
         bucket_by=[ColumnBuckets(name) for name in options.table.partition_by] or None,
     )
@@ -185,7 +185,7 @@ def _write_files(options: TableOptions, mode: str) -> Sink:
 def _read_delta(options: TableOptions) -> Source:
     options.refuse_partitions()
     options.check_columns()
-    return DeltaSource(options.need("path"))
+    return DeltaSource(options.require("path"))
 
 
 def _write_delta(options: TableOptions, mode: str) -> Sink:
@@ -193,7 +193,7 @@ def _write_delta(options: TableOptions, mode: str) -> Sink:
     if not keys:
         _refuse_update(options, mode)
     written = Upsert(keys=keys, row_kind=ROW_KIND if mode == UPDATE else "") if keys else Append()
-    return DeltaSink(options.need("path"), partition_by=options.table.partition_by, mode=written)
+    return DeltaSink(options.require("path"), partition_by=options.table.partition_by, mode=written)
 
 
 def _write_jdbc(options: TableOptions, mode: str) -> Sink:
@@ -202,8 +202,8 @@ def _write_jdbc(options: TableOptions, mode: str) -> Sink:
         _refuse_update(options, mode)
     options.refuse_partitions()
     return JdbcSink(
-        options.need("url"),
-        options.need("dbtable"),
+        options.require("url"),
+        options.require("dbtable"),
         key=keys,
         mode="upsert" if keys else "insert",
         user=options.find("user"),
@@ -216,7 +216,7 @@ def _refuse_update(options: TableOptions, mode: str) -> None:
     if mode == UPDATE:
         table = options.table
         raise GraphError(
-            f"the table '{table.name}' of line {table.line} has outputMode 'update' and no keys",
+            f"{table.named} has outputMode 'update' and no keys",
             why="a changed row replaces the one with its keys",
             what_to_do="add keys 'column, ...', or use a sink that upserts",
         )
@@ -249,7 +249,7 @@ def make_sink(table: CreateTable) -> tuple[Sink, str]:
 def _make(table: CreateTable, known: Mapping[str, Callable[..., Made]], use: str, *settings: str) -> Made:
     if table.provider not in known:
         raise GraphError(
-            f"the table '{table.name}' of line {table.line} is USING {table.provider}",
+            f"{table.named} is USING {table.provider}",
             why=f"tables that are {use} are of {', '.join(known)}",
             what_to_do="use one of them",
         )
@@ -259,7 +259,7 @@ def _make(table: CreateTable, known: Mapping[str, Callable[..., Made]], use: str
         made = known[table.provider](options, *settings)
     except ConfigError as error:
         raise GraphError(
-            f"the table '{table.name}' of line {table.line} cannot be {use}",
+            f"{table.named} cannot be {use}",
             why=str(error),
             what_to_do="correct its options",
         ) from error
