@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient, TransactionState
 
 from flinkish_spark import (
     CheckpointConfig,
@@ -79,13 +80,17 @@ def produce(
     producer.close()
 
 
-def read_committed(servers: str, topic: str) -> list[Any]:
-    """Every record that a read_committed reader sees now, in partition order."""
+def read_committed(
+    servers: str | Mapping[str, Any], topic: str, isolation: str = "read_committed"
+) -> list[Any]:
+    """Every record that a reader sees once all markers are written, in partition order.
+
+    `servers` are addresses, or all arguments of a client.
+    """
+    arguments = {"bootstrap_servers": servers} if isinstance(servers, str) else servers
+    await_markers(arguments)
     consumer = KafkaConsumer(
-        bootstrap_servers=servers,
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
+        **arguments, isolation_level=isolation, auto_offset_reset="earliest", enable_auto_commit=False
     )
     places = [TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic) or ())]
     consumer.assign(places)
@@ -101,17 +106,11 @@ def read_committed(servers: str, topic: str) -> list[Any]:
     return sorted(records, key=lambda r: (r.partition, r.offset))
 
 
-def await_markers(servers: str, topics: Iterable[str]) -> None:
+def await_markers(arguments: Mapping[str, Any]) -> None:
     """Wait until readers see what was committed: the answer to a commit comes before the markers."""
-
-    def ends(isolation: str) -> dict[Any, int]:
-        consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level=isolation)
-        places = [TopicPartition(one, p) for one in topics for p in consumer.partitions_for_topic(one) or ()]
-        found: dict[Any, int] = consumer.end_offsets(places)
-        consumer.close()
-        return found
-
-    assert eventually(lambda: ends("read_committed") == ends("read_uncommitted"), PATIENCE_S)
+    with KafkaAdminClient(**arguments) as admin:
+        ending = {TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT}
+        assert eventually(lambda: not any(admin.list_transactions(state_filters=ending).values()), PATIENCE_S)
 
 
 def totals_in(servers: str, topic: str) -> Counter[tuple[str | None, int]]:

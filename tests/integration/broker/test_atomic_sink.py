@@ -28,7 +28,7 @@ from flinkish_spark.protocol.records import Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
 from flinkish_spark.transport import columns as C
-from tests.support.jobs import read_committed
+from tests.support.jobs import PATIENCE_S, eventually, read_committed
 from tests.support.open_transactions import still_open
 from tests.support.sinks import sink_context_of
 
@@ -421,6 +421,8 @@ def test_a_record_may_name_a_partition_that_is_added_while_its_checkpoint_is_sta
     rig.stage(names(0, 5), partition=1)
     admin = KafkaAdminClient(bootstrap_servers=rig.servers)
     admin.create_partitions({rig.topic: NewPartitions(3)})
+    # The broker answers before its own metadata knows of the new one.
+    assert eventually(lambda: len(admin.describe_topics([rig.topic])[0]["partitions"]) == 3, PATIENCE_S)
     admin.close()
     with pytest.raises(EnvironmentFault, match="has 3 partitions") as given_up:
         rig.stage(names(5, 5), partition=2, barrier=FIVE)

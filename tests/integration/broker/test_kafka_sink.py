@@ -37,7 +37,7 @@ from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage,
 from flinkish_spark.protocol.records import Committable, Outcome
 from flinkish_spark.sources import EndAtLatest, KafkaRecordsSource
 from flinkish_spark.transport import columns as C
-from tests.support.jobs import PATIENCE_S, await_markers, environment, eventually, failure_of, read_committed
+from tests.support.jobs import PATIENCE_S, environment, eventually, failure_of, read_committed
 from tests.support.open_transactions import still_open
 from tests.support.sinks import sink_context_of
 
@@ -87,7 +87,6 @@ class Rig:
         answers = committer.commit(CheckpointId(31), staged)
         assert [answer.outcome for answer in answers] == [Outcome.COMMITTED] * len(staged)
         committer.close()
-        await_markers(self.servers, sink.topics)
 
     def read(self, topic: str) -> list[Any]:
         return read_committed(self.servers, topic)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -18,6 +18,7 @@ from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaC
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome
 from flinkish_spark.testing import LocalBroker
+from tests.support.jobs import read_committed
 from tests.support.open_transactions import still_open
 from tests.support.services import BROKER_JARS
 
@@ -67,18 +68,7 @@ class Stage:
         return self.send(self.producer(name, timeout_ms), name, topic)
 
     def visible(self, topic: str) -> int:
-        consumer = KafkaConsumer(
-            bootstrap_servers=self.servers,
-            isolation_level="read_committed",
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            consumer_timeout_ms=700,
-        )
-        consumer.assign([TopicPartition(topic, 0)])
-        try:
-            return sum(1 for _ in consumer)
-        finally:
-            consumer.close()
+        return len(read_committed(self.servers, topic))
 
     def delete_records_before(self, topic: str, offset: int) -> None:
         with KafkaAdminClient(bootstrap_servers=self.servers) as admin:

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
+from kafka import KafkaProducer
 
 from flinkish_spark import Json, KafkaSink, KafkaSource
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.core.errors import AuthorizationError
-from tests.support.jobs import ORDER, environment, order, rows, run_until
+from tests.support.jobs import ORDER, environment, order, read_committed, rows, run_until
 from tests.support.oauth_broker import OAuthBroker
 from tests.support.services import BROKER_JARS
 from tests.support.token_endpoint import TokenEndpoint
@@ -79,16 +79,7 @@ def test_a_job_logs_in_by_tokens_and_outlives_its_sessions(
     run_until(env, all_there)
     producer.close()
     assert time.monotonic() - began > 2 * SESSION_MS / 1000
-    consumer = KafkaConsumer(
-        target,
-        **connection.to_client_arguments(),
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        consumer_timeout_ms=5_000,
-    )
-    seen = Counter(record.key.decode() for record in consumer)
-    consumer.close()
+    seen = Counter(record.key.decode() for record in read_committed(connection.to_client_arguments(), target))
     assert seen == Counter(f"u{number}" for number in range(40))
 
 

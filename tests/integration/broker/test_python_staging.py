@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import (
     ACL,
     ACLOperation,
@@ -54,6 +53,7 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.testing import LocalBroker
+from tests.support.jobs import read_committed
 from tests.support.open_transactions import still_open
 from tests.support.services import BROKER_JARS
 
@@ -97,18 +97,7 @@ class Kafka:
         return {str(one.transactional_id) for one in still_open(self.client, self.job)}
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[Any]:
-        consumer = KafkaConsumer(
-            bootstrap_servers=self.connection.servers,
-            isolation_level=isolation,
-            auto_offset_reset="earliest",
-            enable_auto_commit=False,
-            consumer_timeout_ms=700,
-        )
-        consumer.assign([TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or {0}])
-        try:
-            return list(consumer)
-        finally:
-            consumer.close()
+        return read_committed(self.connection.servers, topic, isolation)
 
     def values(self, topic: str, isolation: str = "read_committed") -> list[bytes]:
         return sorted(m.value for m in self.read(topic, isolation))

@@ -18,7 +18,7 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.produce import ProduceClient
 from flinkish_spark.connectors.kafka.client.session import TransactionSession
 from tests.support.cli_rig import flinkish, said
-from tests.support.jobs import read_committed
+from tests.support.jobs import await_markers, read_committed
 
 
 def write(servers: str, letters: str, *of: tuple[bytes, Sequence[tuple[str, bytes]]]) -> None:
@@ -211,8 +211,10 @@ def test_letters_of_many_transactions_are_one_piece_to_remember(
         else:
             producer.commit_transaction()
     producer.close()
+    await_markers({"bootstrap_servers": servers})
     monkeypatch.setattr(letter_replay, "_NOTE_BYTES", 9)
     assert replay(servers, letters, "--where", "trace=none")["not_chosen"] == 4
+    await_markers({"bootstrap_servers": servers})
     notes = KafkaAdmin(KafkaConnection(servers)).find_committed_notes(f"flinkish-letters-{letters}")
     assert notes == {(letters, 0): "left:0-8"}
     assert replay(servers, letters)["put_back"] == {orders: 4}

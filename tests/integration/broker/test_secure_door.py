@@ -9,12 +9,13 @@ import uuid
 from pathlib import Path
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from pyspark.errors import StreamingQueryException
 
 import flinkish_spark
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from tests.support.jobs import read_committed
 from tests.support.secure_broker import SecureBroker
 
 pytestmark = pytest.mark.timeout(240)
@@ -28,13 +29,7 @@ def with_prefix(options: dict[str, str]) -> dict[str, str]:
 
 def copied(secured: SecureBroker, login: dict[str, str], topic: str) -> list[bytes]:
     arguments = KafkaConnection(secured.bootstrap_servers, login).to_client_arguments()
-    consumer = KafkaConsumer(**arguments, isolation_level="read_committed", auto_offset_reset="earliest")
-    consumer.assign([TopicPartition(topic, 0)])
-    found: list[bytes] = []
-    while batch := consumer.poll(timeout_ms=2_000):
-        found += [record.value for records in batch.values() for record in records]
-    consumer.close()
-    return sorted(found)
+    return sorted(record.value for record in read_committed(arguments, topic))
 
 
 def run(spark, checkpoint: Path, options: dict[str, str], source: str, target: str):

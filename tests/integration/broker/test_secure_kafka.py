@@ -10,7 +10,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient, UserScramCredentialUpsertion
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
@@ -19,6 +19,7 @@ from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaC
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, FlinkishError, RetriableError
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.records import Outcome
+from tests.support.jobs import read_committed
 from tests.support.secure_broker import SecureBroker
 from tests.support.tls import LocalCertificates, make_certificates
 
@@ -121,23 +122,8 @@ def test_transactions_that_a_task_prepared(
         assert getattr(client, verb)(prepared).outcome.is_done
         # Records and the marker behind them; of an aborted transaction a reader sees the marker only.
         assert admin.end_offsets([(name, 0)]) == {(name, 0): 4}
-    assert read_by_python(connection, name) == visible
+    assert len(read_committed(connection.to_client_arguments(), name)) == visible
     producer.close(timeout=1)
-
-
-def read_by_python(connection: KafkaConnection, topic: str) -> int:
-    consumer = KafkaConsumer(
-        **connection.to_client_arguments(),
-        isolation_level="read_committed",
-        auto_offset_reset="earliest",
-        enable_auto_commit=False,
-        consumer_timeout_ms=700,
-    )
-    consumer.assign([TopicPartition(topic, 0)])
-    try:
-        return sum(1 for _ in consumer)
-    finally:
-        consumer.close()
 
 
 @pytest.mark.parametrize("given", [dict, in_texts])
