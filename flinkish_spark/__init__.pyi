@@ -120,6 +120,8 @@ from .datastream.environment import StreamExecutionEnvironment as StreamExecutio
 from .datastream.joined_streams import JoinedStreams as JoinedStreams
 from .datastream.keyed_stream import KeyedStream as KeyedStream
 from .datastream.windowed_stream import WindowedStream as WindowedStream
+from .foreach_batch.sink_group import SinkGroup as SinkGroup
+from .foreach_batch.sink_group import settle as settle
 from .functions.aggregates import AggregateColumn as AggregateColumn
 from .functions.aggregates import Emit as Emit
 from .functions.aggregates import Fold as Fold

@@ -83,6 +83,8 @@ TARGET_SETTING = "spark.flinkish.target"
 #: Set to "caught-up" by `flinkish run --until-caught-up`.
 UNTIL_SETTING = "spark.flinkish.until"
 UNTIL_CAUGHT_UP = "caught-up"
+#: Local property of the thread that runs a micro-batch.
+_QUERY_ID = "sql.streaming.queryId"
 
 
 def is_until_caught_up(spark: SparkSession) -> bool:
@@ -314,9 +316,17 @@ def ask_kafka_first(
     return first_asked
 
 
+def find_query_id(spark: SparkSession) -> str | None:
+    """Return the id of the query whose foreachBatch this thread runs; None through Spark Connect."""
+    if not hasattr(spark, "_jsparkSession"):
+        return None
+    found: str | None = spark.sparkContext.getLocalProperty(_QUERY_ID)
+    return found
+
+
 def _ask_kafka(spark: SparkSession) -> None:
     """Make the Kafka sources of this thread's query fetch the newest offsets of their topics."""
-    query = spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty("sql.streaming.queryId"))
+    query = spark._jsparkSession.streams().get(find_query_id(spark))
     everything = jvm(spark).org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
     sources = query.streamingQuery().sources()
     for source in (sources.apply(n) for n in range(sources.size())):

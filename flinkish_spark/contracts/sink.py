@@ -151,6 +151,14 @@ class StageRequest:
     input_offsets: Callable[[], Sequence[GroupOffsets]] = tuple
     #: For a :class:`JoiningWriter` that stages with others, the rows' column for each of its field names.
     columns: Mapping[str, str] = field(default_factory=dict)
+    #: The checkpoint is this micro-batch alone; there are no barriers among the rows.
+    is_whole_checkpoint: bool = False
+
+    def find_checkpoint(self, tasks: Sequence[TaskAck]) -> CheckpointId | None:
+        """Return the checkpoint that ends with these rows; None if they have no barrier."""
+        if self.is_whole_checkpoint:
+            return self.checkpoint
+        return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
 
 
 @dataclass(frozen=True, slots=True)

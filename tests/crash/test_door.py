@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demo.process import Victim
-from flinkish_spark.connectors.kafka.format.commits import STEPS
+from flinkish_spark.checkpoint.micro_batch_commits import STEPS
 from flinkish_spark.core.steps import Step
 from flinkish_spark.testing import LocalBroker
 from tests.crash.door_harness import EVERY_POINT, At, ConnectDoorRun, Crash, DoorRun, Shot

@@ -81,7 +81,7 @@ class Pipeline:
 
     def checkpoints(self, number: int) -> list[Path]:
         """The checkpoint with a number of each flow, once its sink was used."""
-        found = self._folder.glob(f"storage/_checkpoints/**/{number}/flinkish-kafka/job.json")
+        found = self._folder.glob(f"storage/_checkpoints/**/{number}/flinkish/job.json")
         return [one.parents[1] for one in sorted(found)]
 
     def open_transactions(self, number: int = 0) -> list[str]:

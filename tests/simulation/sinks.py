@@ -15,7 +15,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaSinkCommittable, find_checkpoint
+from flinkish_spark.connectors.kafka.writer import BARRIER_TASK, KafkaSinkCommittable
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.errors import BrokerUnavailableError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, TransactionalId
@@ -313,7 +313,7 @@ class _SimWriter(SinkWriter):
             frame.job_step("task", f"{self._context.uid} {request.lineage}/{request.batch} task {task}")
             payloads += self._write(request, frame, task, rows)
             acks.append(TaskAck(task, len(rows), digest % (1 << 64), tuple(barriers[task])))
-        payloads += self._close(request, frame, find_checkpoint(acks))
+        payloads += self._close(request, frame, request.find_checkpoint(acks))
         return StageResult(tuple(acks), tuple(payloads))
 
     def _close(

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flinkish_spark.connectors.kafka.format.commits import find_or_create_uuid, open_sink_dir
+from flinkish_spark.checkpoint.micro_batch_commits import find_or_create_uuid, open_sinks_dir
+from flinkish_spark.core.job_dir import JobDir
+from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, JobUuid
+
+
+def open_sink_dir(checkpoint: Path) -> JobDir:
+    return open_sinks_dir(StoreSpec(str(checkpoint)))
 
 
 def sink_uuid(checkpoint: Path) -> JobUuid:

@@ -42,7 +42,6 @@ from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.kafka.writer import (
     KafkaSinkCommittable,
     KafkaWriter,
-    find_checkpoint,
     make_ticket_name,
 )
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
@@ -180,7 +179,7 @@ class AtomicWriter(SinkWriter):
     def _stage(self, transaction: SharedTransaction, wire: KafkaWire, request: StageRequest) -> StageResult:
         found = self._write(transaction, request)
         tasks = tuple(TaskAck.from_json(report) for report in found)
-        checkpoint = find_checkpoint(tasks)
+        checkpoint = request.find_checkpoint(tasks)
         if transaction.is_empty:
             transaction.abort()
             return StageResult(tasks, ())

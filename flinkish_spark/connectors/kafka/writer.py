@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Annotated, Any, Self
@@ -178,10 +178,6 @@ class KafkaSinkCommittable:
         return (self.handle.transactional_id, self.handle.producer_id, self.handle.producer_epoch)
 
 
-def find_checkpoint(tasks: Iterable[TaskAck]) -> CheckpointId | None:
-    return max((barrier.checkpoint for task in tasks for barrier in task.barriers), default=None)
-
-
 def parse_committables(committables: Sequence[Committable]) -> list[KafkaSinkCommittable]:
     return [KafkaSinkCommittable.of(committable.payload) for committable in committables]
 
@@ -249,7 +245,7 @@ class KafkaWriter(JoiningWriter):
             if r["committable"]
         ]
         tasks = tuple(TaskAck.from_json(r) for r in found)
-        checkpoint = find_checkpoint(tasks)
+        checkpoint = request.find_checkpoint(tasks)
         if self._barriers is not None and checkpoint is not None:
             # Last, so that barrier records have later offsets, and are committed later, than the data.
             # The block belongs to this micro-batch, so no other transaction can have this id.

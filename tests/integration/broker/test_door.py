@@ -19,7 +19,8 @@ import flinkish_spark
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.commits import MicroBatchCommits
+from flinkish_spark.connectors.kafka.format.writer import SINK, make_commits
+from flinkish_spark.contracts.sink import StageResult
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import TELLS_READERS
 from flinkish_spark.protocol.ids import BatchId
@@ -161,7 +162,7 @@ def test_a_batch_run_again_after_its_commit_finishes_the_recorded_one(door, topi
     (door.checkpoint() / "commits" / str(newest)).unlink()
     (door.checkpoint() / "commits" / f".{newest}.crc").unlink()
     attempt = decided(door.checkpoint())[BatchId(newest)].checkpoint
-    (door.checkpoint() / "flinkish-kafka" / "checkpoints" / str(attempt) / "receipt.json").unlink()
+    (door.checkpoint() / "flinkish" / "checkpoints" / str(attempt) / "receipt.json").unlink()
     door.put(name, 50, first=200)
     door.run(door.stream(name).select("value"), topic=out)
     assert Counter(door.values(out)) == Counter(str(n).encode() for n in range(250))
@@ -278,11 +279,11 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
 
     def attempt(observer, digest):
         with TransactionClient(connection) as client:
-            commits = MicroBatchCommits(checkpoint, client, observer, "test")
+            commits = make_commits(checkpoint, client, observer, "test")
             lease = commits.plan()
             acks, staged = [], []
             for task in range(2):
-                name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
+                name = TransactionalId(lease.job, lease.owner, 1, task, 0)
                 settings = StagingSettings(
                     connection=connection, transactional_id=str(name), transaction_timeout_ms=60_000
                 )
@@ -291,7 +292,8 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
                     transaction.write(pa.nulls(3, pa.binary()), rows, topics=out)
                     staged.append(transaction.prepare().to_json())
                     acks.append(TaskAck(task, 3, digest))
-            commits.commit(lease.to_staged_batch(BatchId(0), acks, staged))
+            result = StageResult(tuple(acks), tuple(staged))
+            commits.commit(lease.to_staged_batch(BatchId(0), {SINK: result}))
 
     with pytest.raises(Dies):
         attempt(DieBehindTheDecision(), 1)

@@ -28,6 +28,7 @@ from flinkish_spark import (
     MapStateDescriptor,
     OutputTag,
     ReducingStateDescriptor,
+    SinkGroup,
     StreamExecutionEnvironment,
     WatermarkStrategy,
 )
@@ -512,6 +513,11 @@ CALLS: dict[str, Call] = {
     "PartitionTime.__init__": call(lambda: PartitionTime),
     "PartitionCommit.__init__": lambda given: PartitionCommit(
         policies=(given["policies"],) if "policies" in given else (of("PartitionPolicy"),)
+    ),
+    "SinkGroup.__init__": lambda given: SinkGroup(
+        {"out": given.get("sinks", MemorySink("m"))},
+        checkpoint_location="/data/c",
+        rows={"out": given.get("rows", plain(1))},
     ),
     "ForeachSink.__init__": call(lambda: ForeachSink, function=plain(2)),
     "ForeachCheckpointSink.__init__": call(lambda: ForeachCheckpointSink, function=plain(2)),

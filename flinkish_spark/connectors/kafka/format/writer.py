@@ -20,34 +20,36 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
 
-from flinkish_spark.checkpoint.ownership import process_key
+from flinkish_spark.checkpoint.micro_batch_commits import (
+    FOLDER,
+    Lease,
+    MicroBatchCommits,
+    find_or_create_uuid,
+    open_sinks_dir,
+)
+from flinkish_spark.checkpoint.ownership import Ownership, process_key
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import WIRES
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.settings import DEFAULT_MAX_REQUEST_BYTES, StagingSettings
-from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.commits import (
-    FOLDER,
-    SINK,
-    Lease,
-    MicroBatchCommits,
-    find_or_create_uuid,
-    open_sink_dir,
-)
-from flinkish_spark.connectors.kafka.format.options import SinkOptions, to_checkpoint_path
+from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
+from flinkish_spark.connectors.kafka.format.options import SinkOptions
 from flinkish_spark.connectors.kafka.record_encoder import KEY, TOPIC
-from flinkish_spark.connectors.kafka.writer import StageRows, TaskSink
-from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.errors import BrokerUnavailableError, ConfigError, FlinkishError, InternalError
-from flinkish_spark.core.job_dir import JOB_KEY
-from flinkish_spark.core.steps import Observer
-from flinkish_spark.protocol.decisions import Receipt
-from flinkish_spark.protocol.ids import BatchId
-from flinkish_spark.protocol.records import StagedBatch, TaskAck
+from flinkish_spark.connectors.kafka.writer import KafkaCommitter, StageRows, TaskSink
+from flinkish_spark.contracts.sink import Committer, SinkContext, StageResult
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import BrokerUnavailableError, FlinkishError, InternalError
+from flinkish_spark.core.job_dir import JOB_KEY, JobDir
+from flinkish_spark.core.steps import Observer, Step
+from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.protocol.ids import BatchId, TransactionalId
+from flinkish_spark.protocol.records import CommitAnswer, StagedBatch, TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.daemon import freeze_modules
 
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LOG = logging.getLogger(__name__)
+#: Uid of the format's only sink in records and marks, and the block of its transactional ids.
+SINK, _BLOCK = "topic", 1
 #: Folder with the checkpoints of a Spark pipeline's flows: <sink>/<flow>/<number of full refreshes>.
 _PIPELINE_CHECKPOINTS = "_checkpoints"
 
@@ -67,28 +71,6 @@ def find_refreshed_checkpoints(checkpoint_location: Path) -> list[Path]:
     used = [found.parent.parent for found in flow.glob(f"*/{FOLDER}/{JOB_KEY}")]
     earlier = [one for one in used if one.name.isdecimal() and int(one.name) < int(number)]
     return sorted(earlier, key=lambda one: int(one.name))
-
-
-def settle(checkpoint_location: str, batch: int) -> None:
-    """Declare a micro-batch done after you have written its lost rows yourself, or given them up.
-
-    Call it by hand while the query is stopped, after it ended with CommittableLostError. The query then
-    continues after that micro-batch, and aborts what a repetition of it stages.
-    """
-    sink = open_sink_dir(to_checkpoint_path(checkpoint_location))
-    decided = next((one for one in reversed(sink.live_commits()) if one.batch.value == batch), None)
-    if decided is None:
-        raise ConfigError(
-            f"micro-batch {batch} was not decided by the sink in {checkpoint_location}",
-            what_to_do="take the number from the error, and the path from the query",
-        )
-    if sink.receipt(decided.checkpoint) is not None:
-        raise ConfigError(
-            f"micro-batch {batch} is confirmed already; there is nothing to settle",
-            what_to_do="start the query again",
-        )
-    facts = {SINK: {"settled_by_hand": True}}
-    sink.create_receipt(Receipt(decided.checkpoint, sink.newest_owner(), wall_ms(), facts=facts))
 
 
 @dataclass
@@ -110,7 +92,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # the tasks does this code run on the driver.
         if self._lease is None:
             location = self._options.checkpoint_location
-            if not open_sink_dir(location).list_checkpoint_ids():
+            if not _open_dir(location).list_checkpoint_ids():
                 for earlier in find_refreshed_checkpoints(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:
@@ -124,16 +106,10 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
             if topic is not None:
-                marks = KafkaMarks(
-                    KafkaAdmin.from_wire(wire),
-                    find_or_create_uuid(open_sink_dir(checkpoint_location)),
-                    SINK,
-                    topic,
-                )
+                job = find_or_create_uuid(_open_dir(checkpoint_location))
+                marks = KafkaMarks(KafkaAdmin.from_wire(wire), job, SINK, topic)
             client = TransactionClient.from_wire(wire)
-            yield MicroBatchCommits(
-                checkpoint_location, client, self._make_observer(), _identify_driver(), marks
-            )
+            yield make_commits(checkpoint_location, client, self._make_observer(), _identify_driver(), marks)
 
     def _give_up(self, earlier: Path) -> None:
         try:
@@ -152,7 +128,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             raise InternalError("a task of the Kafka sink runs without a lease")
         settings = StagingSettings(
             connection=options.connection,
-            transactional_id=lease.transactional_ids,
+            transactional_id=TransactionalId.prefix(lease.job, lease.owner, _BLOCK),
             transaction_timeout_ms=options.transaction_timeout_ms,
             max_record_bytes=options.producer.max_request_bytes or DEFAULT_MAX_REQUEST_BYTES,
             default_topic=options.topic,
@@ -195,6 +171,46 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             commits.abort(_to_staged_batch(messages, batchId))
 
 
+class _ObservedClient:
+    """A transaction client that reports each commit to an observer."""
+
+    def __init__(self, client: TransactionClient, observer: Observer) -> None:
+        self._client, self._observer = client, observer
+
+    def commit(self, committable: KafkaCommittable) -> CommitAnswer:
+        self._observer.on_step_start(Step.SINK_COMMIT, committable.transactional_id)
+        answer = self._client.commit(committable)
+        self._observer.on_step_end(Step.SINK_COMMIT, committable.transactional_id)
+        return answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+def make_commits(
+    checkpoint_location: Path,
+    client: TransactionClient,
+    observer: Observer,
+    driver: str,
+    marks: KafkaMarks | None = None,
+) -> MicroBatchCommits:
+    """Return the commits of the format's sink."""
+    location = StoreSpec(str(checkpoint_location))
+    observed = cast(TransactionClient, _ObservedClient(client, observer))
+
+    def make_committers(ownership: Ownership) -> dict[str, Committer]:
+        job, place = find_or_create_uuid(ownership.job_dir), location.to_child(FOLDER)
+        whose = (job, ownership.epoch, SINK, StructType(), CheckpointConfig(), SINK)
+        context = SinkContext(*whose, place, SystemClock(), ownership.timeline)
+        return {SINK: KafkaCommitter(observed, context, marks)}
+
+    return MicroBatchCommits(location, make_committers, observer, driver)
+
+
+def _open_dir(checkpoint_location: Path) -> JobDir:
+    return open_sinks_dir(StoreSpec(str(checkpoint_location)))
+
+
 def _identify_driver() -> str:
     """Return an id that all processes of this driver share, and no other driver on any machine."""
     # Planning and committing are different processes, forked by the same daemon of the same JVM. Host and
@@ -208,9 +224,6 @@ def _to_staged_batch(messages: list[WriterCommitMessage | None], batch: int) -> 
     leases, reports = {message.lease for message in found}, [message.report for message in found]
     if len(leases) > 1:
         raise InternalError(f"the tasks of one micro-batch belong to several attempts: {leases}")
-    payloads = [report["committable"] for report in reports if report["committable"]]
-    return (
-        leases.pop().to_staged_batch(BatchId(batch), [*map(TaskAck.from_json, reports)], payloads)
-        if leases
-        else None
-    )
+    payloads = tuple(report["committable"] for report in reports if report["committable"])
+    result = StageResult(tuple(map(TaskAck.from_json, reports)), payloads)
+    return leases.pop().to_staged_batch(BatchId(batch), {SINK: result}) if leases else None

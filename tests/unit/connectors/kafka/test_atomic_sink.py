@@ -25,7 +25,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     why_not_counted,
 )
 from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaSinkCommittable
-from flinkish_spark.contracts.sink import GroupOffsets, SinkContext
+from flinkish_spark.contracts.sink import GroupOffsets, SinkContext, StageRequest
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
@@ -282,9 +282,14 @@ def test_the_mark_of_a_barrier_that_was_given_up_is_left_by_no_later_owner(
         monkeypatch.setattr(
             writer, "_write", lambda *given, one=barrier: [{**one.to_json(), "committable": 0}]
         )
-        request: Any = SimpleNamespace(
-            checkpoint=staging.checkpoint_of(BatchId(batch)),
-            input_offsets=lambda: [GroupOffsets(connection.servers, "readers", {("in", 0): 9})],
+        request = StageRequest(
+            unused,
+            Lineage(0),
+            BatchId(batch),
+            batch,
+            staging.checkpoint_of(BatchId(batch)),
+            int,
+            lambda: [GroupOffsets(connection.servers, "readers", {("in", 0): 9})],
         )
         writer._stage(shared, unused, request)  # type: ignore[arg-type]
         open_at_the_end.append(writer._open is not None)

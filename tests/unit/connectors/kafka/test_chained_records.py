@@ -37,15 +37,15 @@ from flinkish_spark.connectors.kafka.writer import (
     BARRIER_TASK,
     KafkaCommitter,
     KafkaSinkCommittable,
-    find_checkpoint,
 )
+from flinkish_spark.contracts.sink import StageRequest
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceStart
 from flinkish_spark.core.config import CheckpointConfig, CheckpointingMode
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, GraphError
 from flinkish_spark.core.formats import DeadLetter
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.alignment import encode_announced_channel
-from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch, TransactionalId
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
 from flinkish_spark.protocol.input_gate import AlignmentMode
 from flinkish_spark.protocol.records import Barrier, CommitAnswer, Committable, Outcome, TaskAck
 from tests.support.chained_log import JOB, mark
@@ -318,8 +318,11 @@ def test_the_checkpoint_of_a_micro_batch_is_what_its_tasks_saw() -> None:
         TaskAck(0, 5, 1, (Barrier(CheckpointId(7), encode_announced_channel(0, 2)),)),
         TaskAck(1, 0, 0, (Barrier(CheckpointId(7), encode_announced_channel(1, 2)),)),
     ]
-    assert find_checkpoint(tasks) == CheckpointId(7)
-    assert find_checkpoint([TaskAck(0, 5, 1)]) is None
+    request = StageRequest(None, Lineage(0), BatchId(3), 1, CheckpointId(9), int)  # type: ignore[arg-type]
+    assert request.find_checkpoint(tasks) == CheckpointId(7)
+    assert request.find_checkpoint([TaskAck(0, 5, 1)]) is None
+    alone = replace(request, is_whole_checkpoint=True)
+    assert alone.find_checkpoint([TaskAck(0, 5, 1)]) == CheckpointId(9)
 
 
 # -- settings -------------------------------------------------------------------------------------------

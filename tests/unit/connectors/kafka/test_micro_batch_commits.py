@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, DecisionError
+from flinkish_spark.checkpoint.micro_batch_commits import MicroBatchCommits, find_or_create_uuid
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.transactions import (
     Evidence,
@@ -19,13 +20,8 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.format.commits import (
-    SINK,
-    MicroBatchCommits,
-    find_or_create_uuid,
-    open_sink_dir,
-)
-from flinkish_spark.connectors.kafka.format.writer import find_refreshed_checkpoints, settle
+from flinkish_spark.connectors.kafka.format.writer import SINK, find_refreshed_checkpoints, make_commits
+from flinkish_spark.contracts.sink import StageResult
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
     BrokerUnavailableError,
@@ -39,10 +35,11 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.core.store import CreateResult
+from flinkish_spark.foreach_batch.sink_group import settle
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome, StagedBatch, TaskAck
-from tests.support.door_files import decided
+from tests.support.door_files import decided, open_sink_dir
 
 
 @pytest.fixture(autouse=True)
@@ -166,7 +163,7 @@ class Driver:
         marks = None
         if self.group is not None:
             marks = KafkaMarks(self.group, find_or_create_uuid(open_sink_dir(self.checkpoint)), SINK, "out")  # type: ignore[arg-type]
-        return MicroBatchCommits(self.checkpoint, self.brokers, self.observer, self.name, marks)  # type: ignore[arg-type]
+        return make_commits(self.checkpoint, self.brokers, self.observer, self.name, marks)  # type: ignore[arg-type]
 
     def stage(self, content: dict[int, list[int]], batch: int = 0) -> StagedBatch:
         lease = self.commits().plan()
@@ -174,9 +171,9 @@ class Driver:
         for task, rows in content.items():
             acks.append(TaskAck(task, len(rows), sum(hash((task, r)) for r in rows)))
             if rows:
-                name = TransactionalId(lease.sink, lease.owner, 1, task, 0)
+                name = TransactionalId(lease.job, lease.owner, 1, task, 0)
                 found.append(self.brokers.stage(str(name), rows).to_json())
-        return lease.to_staged_batch(BatchId(batch), acks, found)
+        return lease.to_staged_batch(BatchId(batch), {SINK: StageResult(tuple(acks), tuple(found))})
 
     def run(self, batch: int, content: dict[int, list[int]]) -> None:
         """Run a micro-batch as Spark does: offsets, tasks, commit, commits/N; abort if that fails."""
@@ -265,7 +262,7 @@ def test_stretches_are_forgotten_but_for_that_of_the_newest_mark(tmp_path: Path)
     brokers, group = Brokers(), Group()
     for batch in range(40):
         Driver(tmp_path, brokers, name=f"{batch}", group=group).run(batch, _content(batch))
-    kept = list((tmp_path / "flinkish-kafka" / "timeline").iterdir())
+    kept = list((tmp_path / "flinkish" / "timeline").iterdir())
     assert len(kept) <= 31
     # Nothing is written for long.
     for batch in range(40, 120):
@@ -297,7 +294,7 @@ def test_clean_batches_use_few_ids_and_leave_nothing_open(tmp_path: Path) -> Non
     assert not brokers.open()
     # One id per task for ever: brokers remember each id for a week.
     assert len(brokers.epochs) == 3
-    assert len(list((tmp_path / "flinkish-kafka" / "checkpoints").iterdir())) <= 31
+    assert len(list((tmp_path / "flinkish" / "checkpoints").iterdir())) <= 31
 
 
 @pytest.mark.parametrize("step", range(1, 13))
@@ -412,7 +409,7 @@ def test_who_lives_on_in_a_checkpoint_that_is_given_up_decides_nothing(tmp_path:
 
 def test_a_checkpoint_without_an_attempt_is_given_up_without_a_trace(tmp_path: Path) -> None:
     Driver(tmp_path, Brokers()).commits().give_up()
-    assert not (tmp_path / "flinkish-kafka").exists()
+    assert not (tmp_path / "flinkish").exists()
 
 
 def test_only_checkpoints_of_the_same_flow_of_a_pipeline_are_those_before_its_refresh(tmp_path: Path) -> None:

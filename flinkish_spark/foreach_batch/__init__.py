@@ -1,0 +1,1 @@
+"""Sinks that commit together in a plain Spark query, by its foreachBatch."""

@@ -1,0 +1,328 @@
+"""Several sinks of a plain Spark query, which commit each micro-batch together, exactly once."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from flinkish_spark.bridge.session import find_query_id
+from flinkish_spark.checkpoint.micro_batch_commits import (
+    FOLDER,
+    Lease,
+    MicroBatchCommits,
+    find_or_create_uuid,
+    open_sinks_dir,
+    settle_micro_batch,
+)
+from flinkish_spark.checkpoint.ownership import Ownership, new_token
+from flinkish_spark.contracts.sink import (
+    Committer,
+    Sink,
+    SinkContext,
+    SinkWriter,
+    StageRequest,
+    StageResult,
+)
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.config import CheckpointConfig
+from flinkish_spark.core.errors import MAKE_DETERMINISTIC, ConfigError, JobDirError, RetriableError
+from flinkish_spark.core.job_dir import job_place
+from flinkish_spark.core.steps import Observer, SilentObserver
+from flinkish_spark.core.store import ObjectMissing
+from flinkish_spark.core.validation import check_function, check_methods, to_ms, unusable
+from flinkish_spark.planning.sink_rows import hashable
+from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, check_name
+from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.records import SinkAck
+from flinkish_spark.transport import columns as C
+from flinkish_spark.transport.sink_rows import CONTROL
+from flinkish_spark.types.ddl import quote_name
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+#: Returns the rows of one sink, from those of the micro-batch.
+SelectRows = Callable[["DataFrame"], "DataFrame"]
+_NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
+_NO_ROWS: Mapping[str, SelectRows] = MappingProxyType({})
+#: Owner of the contexts in which settings are checked, before the query has one.
+_NOBODY = JobUuid("0" * 32)
+#: File in Spark's checkpoint with the id of the query.
+_METADATA = "metadata"
+
+
+class SinkGroup:
+    """Writes each micro-batch of a plain Spark query into several sinks, which commit together.
+
+    It is the function of a query's ``foreachBatch``. Trigger, state, checkpoint and restarts stay Spark's.
+    Each micro-batch is a checkpoint: every sink stages its rows, one file in the query's checkpoint decides,
+    then every sink commits. If the driver dies before the decision, no reader sees a row; if it dies after
+    it, the next start of the query commits the rest.
+
+    Parameters
+    ----------
+    sinks
+        The sinks by uid. Keep the uids over restarts: staged data is found again by them. A sink may be added
+        or removed between two starts.
+    checkpoint_location
+        The ``checkpointLocation`` of the query: an absolute path, or a folder in a bucket, as a job directory
+        has it. The group keeps its decisions in the folder ``flinkish`` in it.
+    rows
+        For some of the sinks, a function that returns their rows from those of the micro-batch. It gets a
+        batch DataFrame. The others get all rows.
+    options
+        Options of the bucket in which the checkpoint is, as ``job_dir_options`` of an environment.
+    commit_timeout
+        How long a decided commit is tried while a system does not answer. After it the query fails; its next
+        start finishes the commit.
+
+    Raises
+    ------
+    ConfigError
+        If there is no sink, a uid or a path cannot be used, or a function does not fit.
+
+    Notes
+    -----
+    The query need not be deterministic: rows that a repeated micro-batch gives are compared with none, since
+    those of the decided attempt stand. If data is lost after the decision, such as a Kafka transaction that
+    timed out while no driver ran, the micro-batch must give the same rows again to replace it.
+
+    A crash between the decision and Spark's own commit makes Spark run the micro-batch again. Then its rows
+    are computed for Spark's state, and written to no sink.
+
+    Examples
+    --------
+    >>> from flinkish_spark import DeltaSink, KafkaSink
+    >>> together = SinkGroup(
+    ...     {"totals": KafkaSink("broker:9092", "totals"), "orders": DeltaSink("/lake/orders")},
+    ...     checkpoint_location="/data/checkpoints/orders",
+    ...     rows={"totals": lambda df: df.selectExpr("user", "amount")},
+    ... )
+    >>> query = (  # doctest: +SKIP
+    ...     df.writeStream.foreachBatch(together)
+    ...     .option("checkpointLocation", "/data/checkpoints/orders")
+    ...     .start()
+    ... )
+    """
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        *,
+        checkpoint_location: str,
+        rows: Mapping[str, SelectRows] = _NO_ROWS,
+        options: Mapping[str, str] = _NO_OPTIONS,
+        commit_timeout: Duration = 60_000,
+    ) -> None:
+        self._sinks, self._rows = _check_sinks(sinks), dict(rows)
+        for uid, function in self._rows.items():
+            if uid not in self._sinks:
+                raise ConfigError(
+                    f"rows= has a function for '{uid}', which is no sink of the group",
+                    what_to_do=f"name one of {', '.join(self._sinks)}",
+                )
+            check_function(function, f"the function of rows= for '{uid}'", 1)
+        self._place = job_place(checkpoint_location, options)
+        self._patience_ms = to_ms("commit_timeout", commit_timeout)
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._driver: _Driver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Spark Connect sends the group to the server's process, which is another driver.
+        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_driver")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        """Write one micro-batch; Spark calls this."""
+        with self._lock:
+            if self._driver is None:
+                self._driver = _Driver(self, frame)
+            self._driver.run(frame, BatchId(batch))
+
+    @staticmethod
+    def observer() -> Observer:
+        """Return the observer of the steps; crash tests override it."""
+        return SilentObserver()
+
+    def close(self) -> None:
+        """Release the connections of the sinks; the next micro-batch opens them again."""
+        with self._lock:
+            driver, self._driver = self._driver, None
+            if driver is not None:
+                driver.close()
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """The sinks as one owner of their job directory sees them."""
+
+    epoch: OwnerEpoch
+    committers: Mapping[str, Committer]
+    writers: Mapping[str, SinkWriter]
+
+
+class _Driver:
+    """A group in the process that runs its query."""
+
+    def __init__(self, group: SinkGroup, frame: DataFrame) -> None:
+        self._spark, self._place = frame.sparkSession, group._place
+        self._sinks, self._rows = group._sinks, group._rows
+        self._require_location_of_query()
+        self._dir = open_sinks_dir(self._place)
+        self._schemas = {uid: self._select(uid, frame).schema for uid in self._sinks}
+        self._owner: _Owner | None = None
+        self._commits = MicroBatchCommits(
+            self._place,
+            lambda ownership: self._become(ownership).committers,
+            group.observer(),
+            new_token(),
+            group._patience_ms,
+        )
+        for uid, sink in self._sinks.items():
+            nobody = Ownership(self._dir, OwnerEpoch(0))
+            sink.preflight(self._spark, self._make_context(uid, self._dir.find_uuid() or _NOBODY, nobody))
+
+    def run(self, frame: DataFrame, batch: BatchId) -> None:
+        commits = self._commits
+        lease = None if commits.is_confirmed(batch) else commits.plan()
+        # This order matters: the plan may have finished the commit of an earlier driver.
+        if lease is None or commits.is_confirmed(batch):
+            # Readers have its rows; Spark's state after it has yet to be computed.
+            frame.write.format("noop").mode("overwrite").save()
+            return
+        try:
+            results = self._stage(frame, batch, lease)
+        except BaseException:
+            commits.abort(None)
+            raise
+        commits.commit(lease.to_staged_batch(batch, results))
+
+    def close(self) -> None:
+        for committer in {} if self._owner is None else self._owner.committers.values():
+            committer.close()
+        self._owner = None
+
+    def _require_location_of_query(self) -> None:
+        query = find_query_id(self._spark)
+        try:
+            found = json.loads(self._place.open().read(_METADATA)).get("id")
+        except (ObjectMissing, ValueError):
+            found = None
+        # A server of Spark Connect does not tell which query calls.
+        if query not in (None, found):
+            raise JobDirError(
+                f"{self._place.url} is not the checkpointLocation of the query that calls this SinkGroup",
+                why="its decisions belong to one query, and lie in the checkpoint of that query",
+                what_to_do="give both the same path: SinkGroup(..., checkpoint_location=path) and "
+                '.option("checkpointLocation", path)',
+            )
+
+    def _become(self, ownership: Ownership) -> _Owner:
+        """Return the sinks of an owner; an owner that was replaced releases its connections."""
+        if self._owner is None or self._owner.epoch != ownership.epoch:
+            self.close()
+            job = find_or_create_uuid(self._dir)
+            contexts = {uid: self._make_context(uid, job, ownership) for uid in self._sinks}
+            self._owner = _Owner(
+                ownership.epoch,
+                {uid: one.create_committer(self._spark, contexts[uid]) for uid, one in self._sinks.items()},
+                {uid: one.create_writer(self._spark, contexts[uid]) for uid, one in self._sinks.items()},
+            )
+        return self._owner
+
+    def _make_context(self, uid: str, job: JobUuid, owner: Ownership) -> SinkContext:
+        place = self._place.to_child(f"{FOLDER}/sinks/{uid}")
+        whose = (job, owner.epoch, uid, self._schemas[uid], CheckpointConfig(), "micro-batches")
+        return SinkContext(*whose, place, SystemClock(), owner.timeline)
+
+    def _select(self, uid: str, frame: DataFrame) -> DataFrame:
+        function = self._rows.get(uid)
+        return frame if function is None else function(frame)
+
+    def _stage(self, frame: DataFrame, batch: BatchId, lease: Lease) -> dict[str, StageResult]:
+        writers = self._become(Ownership(self._dir, lease.owner, self._dir.timeline())).writers
+        is_read_again = sum(writer.passes for writer in writers.values()) > 1
+        # Otherwise each sink would compute the micro-batch anew, and might get other rows.
+        kept = frame.persist() if is_read_again else frame
+        try:
+            results = {
+                uid: writer.stage(self._make_request(self._select(uid, kept), batch, lease, block))
+                for block, (uid, writer) in enumerate(writers.items(), 1)
+            }
+        finally:
+            if is_read_again:
+                kept.unpersist()
+        whole = [(uid, one) for uid, one in results.items() if uid not in self._rows]
+        for (left, one), (right, other) in itertools.pairwise(whole):
+            if _summarize(one) != _summarize(other):
+                raise RetriableError(
+                    f"in micro-batch {batch} the sinks '{left}' and '{right}' saw other rows",
+                    why="the micro-batch was evaluated twice with different results",
+                    what_to_do=MAKE_DETERMINISTIC,
+                    kind="evaluation",
+                )
+        return results
+
+    @staticmethod
+    def _make_request(rows: DataFrame, batch: BatchId, lease: Lease, block: int) -> StageRequest:
+        fields = [(F.col(quote_name(one.name)), one.dataType) for one in rows.schema]
+        hashed = F.xxhash64(*[hashable(column, kind) for column, kind in fields])
+        control = [F.lit(int(C.Kind.RECORD)), F.lit(0), F.lit(0), hashed]
+        given = [
+            one.cast(field.dataType).alias(field.name) for one, field in zip(control, CONTROL, strict=True)
+        ]
+        staged = rows.select(*given, *(column for column, _ in fields))
+        return StageRequest(
+            staged, FIRST_LINEAGE, batch, block, lease.attempt, rows.count, is_whole_checkpoint=True
+        )
+
+
+def _summarize(staged: StageResult) -> tuple[int, int]:
+    ack = SinkAck("", staged.tasks)
+    return ack.rows, ack.digest
+
+
+def _check_sinks(given: object) -> dict[str, Sink]:
+    if not isinstance(given, Mapping) or not given:
+        example = 'give the sinks by uid: {"totals": KafkaSink(...), "orders": DeltaSink(...)}'
+        raise unusable("sinks", given, wanted="a mapping with at least one sink", what_to_do=example)
+    for uid, sink in given.items():
+        try:
+            check_name(uid, "uid")
+        except ValueError as error:
+            raise ConfigError(str(error), what_to_do="give such a uid") from None
+        if not isinstance(sink, Sink):
+            raise unusable(f"sinks['{uid}']", sink, wanted="a sink", what_to_do="give a KafkaSink(...)")
+        check_methods(sink, Sink, f"the sink '{uid}'")
+    return dict(given)
+
+
+def settle(checkpoint_location: str, batch: int) -> None:
+    """Declare a micro-batch done, after you have written its lost rows yourself or given them up.
+
+    Call it by hand while the query is stopped, after it ended with CommittableLostError. The query then
+    continues after that micro-batch, and aborts what a repetition of it stages.
+
+    Parameters
+    ----------
+    checkpoint_location
+        The ``checkpointLocation`` of the query: one with a :class:`SinkGroup`, or with
+        ``format("flinkish-kafka")``.
+    batch
+        The number of the micro-batch in the error.
+    """
+    settle_micro_batch(job_place(checkpoint_location), batch)

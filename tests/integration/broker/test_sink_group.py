@@ -1,0 +1,277 @@
+"""Sinks that commit together in a plain Spark query: restarts, every crash point, lost data, refusals."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F
+
+from flinkish_spark import (
+    DeltaSink,
+    FileFormat,
+    FileSink,
+    JdbcSink,
+    KafkaSink,
+    SinkGroup,
+    Upsert,
+)
+from flinkish_spark.checkpoint.ownership import take_over
+from flinkish_spark.connectors.buffer import BufferWriter
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
+from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.steps import SilentObserver, Step
+from flinkish_spark.protocol.ids import BatchId
+from tests.support.door_files import confirmed, decided, open_sink_dir
+from tests.support.jobs import read_committed
+
+SCHEMA = "user STRING, amount LONG"
+
+
+class Dies(Exception):
+    """In the place of a kill: the driver ends here."""
+
+
+class DieAt(SilentObserver):
+    """Dies when a step begins or has ended."""
+
+    def __init__(self, step: Step, moment: str) -> None:
+        self._step, self._moment = step, moment
+
+    def on_step_start(self, step: Any, subject: str) -> None:
+        if (step, self._moment) == (self._step, "before"):
+            raise Dies
+
+    def on_step_end(self, step: Any, subject: str) -> None:
+        if (step, self._moment) == (self._step, "after"):
+            raise Dies
+
+
+class Rig:
+    """A query over files of JSON into a topic, a Delta table, files and a database."""
+
+    def __init__(self, spark: Any, servers: str, topic: str, folder: Path) -> None:
+        self.spark, self.servers, self.topic, self.folder = spark, servers, topic, folder
+        self.checkpoint, self._written = folder / "checkpoint", 0
+        (folder / "in").mkdir()
+
+    def write(self, *amounts: int) -> None:
+        """Add a file, which is a micro-batch."""
+        self._written += 1
+        lines = [json.dumps({"user": f"u{amount % 3}", "amount": amount}) for amount in amounts]
+        (self.folder / "in" / f"{self._written:03}.json").write_text("\n".join(lines))
+
+    def sinks(self) -> dict[str, Any]:
+        return {
+            "topic": KafkaSink(self.servers, self.topic),
+            "table": DeltaSink(str(self.folder / "table")),
+            "files": FileSink(str(self.folder / "files"), FileFormat.JSON),
+            "rows": JdbcSink(f"jdbc:sqlite:{self.folder}/rows.db", "copies", create_table=True),
+        }
+
+    def group(self, **settings: Any) -> SinkGroup:
+        return SinkGroup(self.sinks(), checkpoint_location=str(self.checkpoint), **settings)
+
+    def orders(self) -> Any:
+        stream = self.spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1)
+        return stream.json(str(self.folder / "in"))
+
+    def run(self, group: Any, frame: Any = None, mode: str = "append") -> None:
+        writer = (self.orders() if frame is None else frame).writeStream.outputMode(mode)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        query = writer.foreachBatch(group).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(120)
+        finally:
+            query.stop()
+
+    def run_until_it_dies(self, at: DieAt) -> None:
+        group = self.group()
+        group.observer = lambda: at
+        with pytest.raises(StreamingQueryException, match="Dies"):
+            self.run(group)
+
+    def seen(self) -> dict[str, Counter[int]]:
+        table, files = self.folder / "table", self.folder / "files"
+        found = {"topic": [json.loads(r.value)["amount"] for r in read_committed(self.servers, self.topic)]}
+        is_there = DeltaTable.is_deltatable(str(table))
+        found["table"] = DeltaTable(table).to_pyarrow_table()["amount"].to_pylist() if is_there else []
+        shown = [*files.glob("part-*")]
+        found["files"] = [json.loads(line)["amount"] for one in shown for line in one.read_text().split()]
+        with sqlite3.connect(self.folder / "rows.db") as db:
+            there = [*db.execute("SELECT name FROM sqlite_master WHERE name = 'copies'")]
+            found["rows"] = [row[0] for row in db.execute("SELECT amount FROM copies")] if there else []
+        return {uid: Counter(values) for uid, values in found.items()}
+
+    def expect(self, *amounts: int) -> None:
+        assert self.seen() == {uid: Counter(amounts) for uid in self.sinks()}
+
+
+@pytest.fixture
+def rig(spark: Any, broker: Any, topic: Any, tmp_path: Path) -> Iterator[Rig]:
+    yield Rig(spark, broker.bootstrap_servers, topic(partitions=2), tmp_path)
+
+
+def test_four_systems_have_each_row_once_over_restarts(rig: Rig) -> None:
+    rig.write(1, 2, 3)
+    rig.write(4, 5)
+    group = rig.group()
+    rig.run(group)
+    rig.expect(1, 2, 3, 4, 5)
+    # The same group goes on in this process, and another one as in the next.
+    rig.write(6)
+    rig.run(group)
+    rig.write(7, 8)
+    rig.run(rig.group())
+    rig.expect(*range(1, 9))
+    assert confirmed(rig.checkpoint) == {BatchId(n) for n in range(4)}
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("step", [Step.TRIGGER, Step.DECISION, Step.RECEIPT])
+def test_a_driver_that_dies_at_a_step_leaves_each_row_once(rig: Rig, step: Step, moment: str) -> None:
+    rig.write(1, 2, 3)
+    rig.run(rig.group())
+    rig.write(4, 5)
+    rig.run_until_it_dies(DieAt(step, moment))
+    was_committed = step is Step.RECEIPT
+    rig.expect(*range(1, 6 if was_committed else 4))
+    rig.write(6)
+    rig.run(rig.group())
+    rig.expect(*range(1, 7))
+
+
+def test_sinks_have_rows_of_their_own(rig: Rig) -> None:
+    rig.write(1, 2, 3, 4)
+    rows = {
+        "topic": lambda df: df.where("amount > 2"),
+        "table": lambda df: df.groupBy("user").agg(F.sum("amount").alias("amount")),
+    }
+    rig.run(rig.group(rows=rows))
+    found = rig.seen()
+    assert found["topic"] == Counter([3, 4]) and found["rows"] == Counter([1, 2, 3, 4])
+    assert found["table"] == Counter([5, 2, 3])
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_state_of_spark_goes_on_after_a_commit_that_spark_did_not_note(rig: Rig, moment: str) -> None:
+    """The totals are of Spark's aggregate; its upserts into a table commit with a copy into a topic."""
+
+    def run(at: DieAt | None = None) -> None:
+        sinks = {
+            "topic": KafkaSink(rig.servers, rig.topic),
+            "table": DeltaSink(str(rig.folder / "totals"), mode=Upsert(("user",))),
+        }
+        group = SinkGroup(sinks, checkpoint_location=str(rig.checkpoint))
+        if at is not None:
+            group.observer = lambda: at
+        totals = rig.orders().groupBy("user").agg(F.sum("amount").alias("total"))
+        rig.run(group, totals, "update")
+
+    rig.write(1, 2, 3)
+    run()
+    rig.write(4, 5)
+    with pytest.raises(StreamingQueryException, match="Dies"):
+        run(DieAt(Step.RECEIPT, moment))
+    rig.write(6, 7)
+    run()
+    shown = DeltaTable(rig.folder / "totals").to_pyarrow_table().to_pylist()
+    assert {row["user"]: row["total"] for row in shown} == {"u0": 9, "u1": 12, "u2": 7}
+    sent = Counter(
+        (v["user"], v["total"]) for v in (json.loads(r.value) for r in read_committed(rig.servers, rig.topic))
+    )
+    wanted = [("u1", 1), ("u2", 2), ("u0", 3), ("u1", 5), ("u2", 7), ("u0", 9), ("u1", 12)]
+    assert sent == Counter(wanted)
+
+
+def test_lost_data_of_one_sink_is_staged_again_and_no_other_sink_writes_twice(rig: Rig) -> None:
+    rig.write(1, 2, 3)
+    rig.run_until_it_dies(DieAt(Step.DECISION, "after"))
+    (staged,) = decided(rig.checkpoint)[BatchId(0)].batches
+    lost = next(one for one in staged.committables if one.sink == "topic")
+    with TransactionClient(KafkaConnection(rig.servers)) as client:
+        client.abort(KafkaCommittable.from_json(lost.payload))
+    # One start finds the loss, and the rows replace it as Spark runs the micro-batch again.
+    rig.write(4)
+    rig.run(rig.group())
+    rig.expect(1, 2, 3, 4)
+
+
+def test_an_atomic_topic_shows_each_micro_batch_at_once(rig: Rig) -> None:
+    sinks = {
+        "topic": KafkaSink(rig.servers, rig.topic, atomic=True),
+        "rows": JdbcSink(f"jdbc:sqlite:{rig.folder}/rows.db", "copies", create_table=True),
+    }
+    for amounts in (1, 2, 3), (4, 5), (6,):
+        rig.write(*amounts)
+    rig.run(SinkGroup(sinks, checkpoint_location=str(rig.checkpoint)))
+    for batch in range(3):
+        (staged,) = decided(rig.checkpoint)[BatchId(batch)].batches
+        assert len([one for one in staged.committables if one.sink == "topic"]) == 1
+    found = rig.seen()
+    assert found["topic"] == found["rows"] == Counter(range(1, 7))
+
+
+def test_a_failing_sink_leaves_nothing_and_the_query_goes_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.write(1, 2)
+    with monkeypatch.context() as broken, pytest.raises(StreamingQueryException, match="no disk"):
+        broken.setattr(BufferWriter, "stage", lambda self, request: (_ for _ in ()).throw(OSError("no disk")))
+        rig.run(rig.group())
+    rig.expect()
+    rig.run(rig.group())
+    rig.expect(1, 2)
+
+
+def test_another_checkpoint_location_than_the_querys_is_refused(rig: Rig, tmp_path: Path) -> None:
+    rig.write(1)
+    elsewhere = SinkGroup(rig.sinks(), checkpoint_location=str(tmp_path / "elsewhere"))
+    with pytest.raises(StreamingQueryException, match="is not the checkpointLocation of the query"):
+        rig.run(elsewhere)
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_driver_that_was_replaced_decides_nothing(rig: Rig) -> None:
+    """A zombie: its successor took over while it was staging."""
+    rig.write(1, 2)
+    group = rig.group()
+    seen: list[int] = []
+
+    class Successor(SilentObserver):
+        def on_step_start(self, step: Any, subject: str) -> None:
+            if step is Step.DECISION and not seen:
+                seen.append(1)
+                take_over(open_sink_dir(rig.checkpoint), SystemClock())
+
+    group.observer = Successor
+    with pytest.raises(StreamingQueryException, match=r"taken this job over|was decided by another owner"):
+        rig.run(group)
+    rig.expect()
+    rig.run(rig.group())
+    rig.expect(1, 2)
+
+
+@pytest.mark.parametrize(
+    "sinks, more, says",
+    [
+        ({}, {}, "at least one sink"),
+        ({"a/b": None}, {}, "not usable"),
+        ({"a": 5}, {}, "a sink"),
+        ({"a": KafkaSink("h:1", "t")}, {"rows": {"b": lambda df: df}}, "no sink of the group"),
+        ({"a": KafkaSink("h:1", "t")}, {"rows": {"a": 5}}, "function"),
+        ({"a": KafkaSink("h:1", "t")}, {"checkpoint_location": "relative"}, "absolute"),
+    ],
+)
+def test_wrong_settings_are_refused_at_once(sinks: Any, more: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SinkGroup(sinks, **{"checkpoint_location": "/data/c", **more})
