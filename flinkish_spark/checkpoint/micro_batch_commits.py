@@ -15,9 +15,11 @@ checkpoint, with these rules:
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
@@ -36,19 +38,19 @@ from flinkish_spark.core.errors import (
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.steps import Observer, Step
 from flinkish_spark.core.store import CreateResult, ObjectMissing
-from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.core.store_spec import StoreSpec, redact_url
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.protocol.micro_batches import OFFSETS
+from flinkish_spark.protocol.micro_batches import OFFSETS, SINKS
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, SinkAck, StagedBatch
 from flinkish_spark.protocol.replay import CannotReplay, RestagedEpoch, RestageResult, plan_replay, restage
 from flinkish_spark.protocol.retention import CheckpointPart
 
 LOG = logging.getLogger(__name__)
-#: Folder of the sinks' job directory in Spark's checkpoint.
-FOLDER = "flinkish"
-#: Steps of a micro-batch in order; SINK_COMMIT happens once per transaction.
+#: Name of the job in its directory, for commands.
+_NAME = "micro-batches"
+#: Steps of a micro-batch in order; SINK_COMMIT happens once per sink.
 STEPS = (Step.TRIGGER, Step.DECISION, Step.SINK_COMMIT, Step.RECEIPT)
 #: Fact of a checkpoint that a full refresh replaced; note with the driver of an owner.
 _GIVEN_UP, _DRIVER = "given-up", "driver"
@@ -57,13 +59,41 @@ _KEPT = 20
 _CLOCK = SystemClock()
 
 
+def to_checkpoint_place(text: str, options: Mapping[str, str]) -> StoreSpec:
+    """Return the place of a query's checkpointLocation, which is written as Spark takes it."""
+    if not text:
+        raise ConfigError(
+            "the option 'checkpointLocation' is missing",
+            why="the sink keeps its commits beside Spark's checkpoint and cannot see a location that comes "
+            "from the session's settings",
+            what_to_do='add .option("checkpointLocation", "/absolute/path") to this query',
+            option="checkpointLocation",
+        )
+    scheme, _, rest = text.partition(":")
+    if scheme == "dbfs" and Path("/dbfs").is_dir():
+        return StoreSpec(str(Path("/dbfs") / rest.lstrip("/")))
+    # Hadoop does not decode a path: %20 in it are three characters.
+    path = re.sub("^//(?=/)", "", rest) if scheme == "file" else text
+    if path.startswith("/") and not path.startswith("//"):
+        return StoreSpec(str(Path(path)))
+    try:
+        return StoreSpec.parse(re.sub("^s3[an]:", "s3:", text), options)
+    except ConfigError as error:
+        raise ConfigError(
+            f"the checkpointLocation {redact_url(text)!r} cannot be used",
+            why=error.why or str(error),
+            what_to_do=error.what_to_do,
+            option="checkpointLocation",
+        ) from None
+
+
 def open_sinks_dir(checkpoint_location: StoreSpec) -> JobDir:
-    return open_job_dir(checkpoint_location.to_child(FOLDER))
+    return open_job_dir(checkpoint_location.to_child(SINKS))
 
 
 def find_or_create_uuid(sinks: JobDir) -> JobUuid:
     """Return the uuid of a query's sinks; create it at the first call."""
-    return sinks.find_uuid() or sinks.read_or_create_job({})[0]
+    return sinks.find_uuid() or sinks.read_or_create_job({}, {"job": _NAME})[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +337,7 @@ class MicroBatchCommits:
         if _strip_metadata(self._offsets_of(decided.batch)) != _strip_metadata(decided.offsets_text):
             raise JobDirError(
                 f"batch {decided.batch} was committed with other offsets than Spark runs it with now",
-                why=f"Spark's checkpoint was deleted or replaced, but not the folder {FOLDER} in it",
+                why=f"Spark's checkpoint was deleted or replaced, but not the folder {SINKS} in it",
                 what_to_do="use a new checkpointLocation, or delete the whole checkpoint",
             )
 
@@ -349,10 +379,12 @@ class MicroBatchCommits:
     def _commit_sink(
         self, committer: Committer, decided: Decision, uid: str, own: Sequence[Committable]
     ) -> _Loss | None:
+        self._observer.on_step_start(Step.SINK_COMMIT, uid)
         try:
             answers = self._ask(decided, uid, lambda: committer.commit(decided.checkpoint, own))
         except AnotherTimelineError as error:
             raise _make_timeline_error(uid, error.facts["found"], decided.checkpoint) from error
+        self._observer.on_step_end(Step.SINK_COMMIT, uid)
         if answers[-1].outcome is not Outcome.LOST:
             return None
         position, batch = len(answers) - 1, decided.batches[0]
@@ -506,7 +538,7 @@ def _make_timeline_error(uid: str, found: object, newest: CheckpointId) -> Anoth
         f"committed; its newest is {newest if newest.value else 'none'}",
         why="the checkpoint is an older copy of itself, or a copy of it runs elsewhere",
         what_to_do="put the newest checkpoint back, or stop the other query. To go on from this one "
-        f"all the same, delete the folder {FOLDER} in it: newer records are then written again",
+        f"all the same, delete the folder {SINKS} in it: newer records are then written again",
         participant=f"sink '{uid}'",
         found=found,
     )

@@ -35,6 +35,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.asking import describe
 from flinkish_spark.job.requests import Reply, ReplyKind
 from flinkish_spark.job.stored_job import StoredJob
+from flinkish_spark.protocol.micro_batches import SINKS
 
 if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -290,6 +291,9 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
     if "://" in value.removeprefix(_LOCAL):
         return _job_in_bucket(ctx, value)
     root = _directory(value)
+    if _stat(root / JOB_KEY) is None and _stat(root / SINKS / JOB_KEY) is not None:
+        # The checkpoint of a plain query.
+        root /= SINKS
     found = _stat(root / JOB_KEY)
     if found is None:
         raise click.BadParameter(f"there is no job in {root}: it has no {JOB_KEY}.")
@@ -306,6 +310,8 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
 def _job_in_bucket(ctx: click.Context, value: str) -> StoredJob:
     try:
         place = job_place(value, store_options())
+        if open_job_dir(place.to_child(SINKS)).find_settings() is not None:
+            place = place.to_child(SINKS)
         if open_job_dir(place).find_settings() is None:
             raise click.BadParameter(f"there is no job in {place.url}: it has no {JOB_KEY}.")
         return StoredJob.read(place)

@@ -14,12 +14,12 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import find_query_id
 from flinkish_spark.checkpoint.micro_batch_commits import (
-    FOLDER,
     Lease,
     MicroBatchCommits,
     find_or_create_uuid,
     open_sinks_dir,
     settle_micro_batch,
+    to_checkpoint_place,
 )
 from flinkish_spark.checkpoint.ownership import Ownership, new_token
 from flinkish_spark.contracts.sink import (
@@ -33,7 +33,6 @@ from flinkish_spark.contracts.sink import (
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import MAKE_DETERMINISTIC, ConfigError, JobDirError, RetriableError
-from flinkish_spark.core.job_dir import job_place
 from flinkish_spark.core.steps import Observer, SilentObserver
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.core.validation import check_function, check_methods, to_ms, unusable
@@ -41,6 +40,7 @@ from flinkish_spark.planning.sink_rows import hashable
 from flinkish_spark.protocol.durations import Duration
 from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, check_name
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
+from flinkish_spark.protocol.micro_batches import SINKS
 from flinkish_spark.protocol.records import SinkAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL
@@ -130,7 +130,7 @@ class SinkGroup:
                     what_to_do=f"name one of {', '.join(self._sinks)}",
                 )
             check_function(function, f"the function of rows= for '{uid}'", 1)
-        self._place = job_place(checkpoint_location, options)
+        self._place = to_checkpoint_place(checkpoint_location, options)
         self._patience_ms = to_ms("commit_timeout", commit_timeout)
         self._reset()
 
@@ -245,7 +245,7 @@ class _Driver:
         return self._owner
 
     def _make_context(self, uid: str, job: JobUuid, owner: Ownership) -> SinkContext:
-        place = self._place.to_child(f"{FOLDER}/sinks/{uid}")
+        place = self._place.to_child(f"{SINKS}/sinks/{uid}")
         whose = (job, owner.epoch, uid, self._schemas[uid], CheckpointConfig(), "micro-batches")
         return SinkContext(*whose, place, SystemClock(), owner.timeline)
 
@@ -325,4 +325,4 @@ def settle(checkpoint_location: str, batch: int) -> None:
     batch
         The number of the micro-batch in the error.
     """
-    settle_micro_batch(job_place(checkpoint_location), batch)
+    settle_micro_batch(to_checkpoint_place(checkpoint_location, {}), batch)

@@ -1,6 +1,8 @@
-"""Folders of Spark's log of micro-batches, and of the state, below its checkpoint."""
+"""Folders below Spark's checkpoint: its log of micro-batches, its state, the job directory of our sinks."""
 
 from __future__ import annotations
 
 OFFSETS, COMMITS = "offsets", "commits"
 STATE = "state"
+#: Of sinks that commit by micro-batch.
+SINKS = "flinkish"

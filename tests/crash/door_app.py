@@ -1,4 +1,4 @@
-"""A query with the drop-in door on both ends, that can be stopped at a step and shot there.
+"""A query with the drop-in door, or a group of sinks behind it, that can be stopped at a step and shot there.
 
 Everything that changes from one start to the next is in the directory FLINKISH_TRIPWIRE: a file
 `armed` with "<step>:<moment>:<occurrence>". Whoever gets there renames it to `reached`, writes its pid
@@ -19,6 +19,7 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
+from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, KafkaSink, SinkGroup, String
 from flinkish_spark.connectors.kafka.data_source import FlinkishKafka
 from flinkish_spark.core.steps import Step
 from tests.crash.light_session import light_session
@@ -64,11 +65,35 @@ class WatchedKafka(FlinkishKafka):
         return Tripwire()
 
 
+class WatchedGroup(SinkGroup):
+    """The product's group of sinks with a tripwire."""
+
+    @staticmethod
+    def observer() -> Tripwire:
+        return Tripwire()
+
+
+def group_of_sinks(args: argparse.Namespace) -> WatchedGroup:
+    """Return a group of all kinds of sinks, each with all rows."""
+    url, user, password = args.database.split(" ")
+    sinks = {
+        "topic": KafkaSink(args.bootstrap_servers, args.output, key="key", value=String("value")),
+        "table": DeltaSink(f"{args.sinks}/table"),
+        "files": FileSink(f"{args.sinks}/files", FileFormat.JSON),
+        "rows": JdbcSink(url, "copies", user=user, password=password),
+    }
+    return WatchedGroup(sinks, checkpoint_location=args.checkpoint)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("--bootstrap-servers", "--checkpoint", "--input", "--output", "--group", "--scratch"):
         parser.add_argument(name, required=True)
     parser.add_argument("--connect", default="", help="a server of Spark Connect that runs the query")
+    parser.add_argument(
+        "--sinks", default="", help="a folder: write into a group of sinks, of which some are in it"
+    )
+    parser.add_argument("--database", default="", help="the group's database: URL, user, password")
     args = parser.parse_args()
     if args.connect:
         spark = SparkSession.builder.remote(args.connect).getOrCreate()
@@ -86,13 +111,13 @@ def main() -> None:
             .option("flinkish.group.id", args.group)
             .load()
         )
-        query = (
-            records.select("key", "value")
-            .writeStream.format("flinkish-kafka")
-            .options(**kafka)
-            .options(topic=args.output, checkpointLocation=args.checkpoint)
-            .start()
-        )
+        if args.sinks:
+            texts = records.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
+            writer = texts.writeStream.foreachBatch(group_of_sinks(args))
+        else:
+            writer = records.select("key", "value").writeStream.format("flinkish-kafka").options(**kafka)
+            writer = writer.option("topic", args.output)
+        query = writer.option("checkpointLocation", args.checkpoint).start()
         try:
             while not stopping.is_set() and not query.awaitTermination(0.2):
                 pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import re
@@ -10,11 +11,14 @@ import shutil
 import signal
 import sys
 import time
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+from deltalake import DeltaTable
 
 from demo.process import JobProcess, Victim
 from demo.producer import OrderProducer
@@ -29,6 +33,7 @@ from tests.support.connect_server import ConnectServer
 from tests.support.door_files import confirmed, sink_uuid
 from tests.support.jobs import read_committed
 from tests.support.open_transactions import still_open
+from tests.support.postgres import LocalPostgres
 from tests.support.services import scratch
 
 APP = Path(__file__).with_name("door_app.py")
@@ -242,6 +247,45 @@ class DoorRun:
             ends = admin.end_offsets([(self._input, p) for p in range(_PARTITIONS)])
             done = admin.committed_offsets(self._group)
         return sum(end - done.get(place, 0) for place, end in ends.items())
+
+
+class SinkGroupRun(DoorRun):
+    """The same with a group of sinks behind the query: a topic, a Delta table, files, and a database."""
+
+    def __init__(self, directory: Path, broker: LocalBroker, database: LocalPostgres, *, seed: int) -> None:
+        super().__init__(directory, broker, seed=seed, rate=40)
+        self._server, self._name = database, f"group_{uuid.uuid4().hex[:8]}"
+        with database.connect() as open_:
+            open_.execute(f"CREATE DATABASE {self._name}")
+        with database.connect(dbname=self._name) as open_:
+            open_.execute("CREATE TABLE copies (key TEXT, value TEXT)")
+
+    def _command(self) -> list[str]:
+        url = self._server.url.replace(f"/{self._server.database}", f"/{self._name}")
+        login = f"{url} {self._server.user} {self._server.password}"
+        return [*super()._command(), "--sinks", str(self._directory / "sinks"), "--database", login]
+
+    def count_in_topic(self) -> Counter[tuple[bytes | None, bytes | None]]:
+        return _content(self._servers, self._output)
+
+    def count_elsewhere(self) -> dict[str, Counter[tuple[bytes | None, bytes | None]]]:
+        """Return how often each record is in the systems besides the topic."""
+        table = DeltaTable(self._directory / "sinks" / "table").to_pyarrow_table().to_pylist()
+        shown = (self._directory / "sinks" / "files").glob("part-*")
+        files = [json.loads(line) for one in shown for line in one.read_text().splitlines()]
+        with self._server.connect(dbname=self._name) as open_:
+            rows = [
+                {"key": k, "value": v} for k, v in open_.execute("SELECT key, value FROM copies").fetchall()
+            ]
+        found = {"table": table, "files": files, "rows": rows}
+        return {
+            uid: Counter((_encode(row.get("key")), _encode(row.get("value"))) for row in some)
+            for uid, some in found.items()
+        }
+
+
+def _encode(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
 
 
 class ConnectDoorRun(DoorRun):

@@ -10,7 +10,8 @@ from demo.process import Victim
 from flinkish_spark.checkpoint.micro_batch_commits import STEPS
 from flinkish_spark.core.steps import Step
 from flinkish_spark.testing import LocalBroker
-from tests.crash.door_harness import EVERY_POINT, At, ConnectDoorRun, Crash, DoorRun, Shot
+from tests.crash.door_harness import EVERY_POINT, At, ConnectDoorRun, Crash, DoorRun, Shot, SinkGroupRun
+from tests.crash.families_rig import Servers
 
 
 def test_the_list_holds_every_victim_and_both_sides_of_every_step() -> None:
@@ -32,6 +33,39 @@ def test_twenty_kills_at_the_door(run_directory: Path, broker: LocalBroker) -> N
 
     assert outcome.is_exact, outcome
     assert outcome.sent > LEAST, outcome
+
+
+#: Around the decision and the sinks' commits, and by chance.
+OF_A_GROUP = (
+    At(Step.DECISION, "before", Victim.GROUP, 2),
+    At(Step.DECISION, "after", Victim.DRIVER, 2),
+    At(Step.SINK_COMMIT, "after", Victim.GROUP, 2),
+    Shot(Victim.JVM),
+    At(Step.SINK_COMMIT, "before", Victim.JVM, 7),
+    At(Step.RECEIPT, "before", Victim.GROUP, 1),
+    Shot(Victim.WORKER),
+    At(Step.RECEIPT, "after", Victim.DRIVER, 1),
+    Shot(Victim.GROUP),
+)
+
+
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize(
+    "crashes",
+    [
+        pytest.param(OF_A_GROUP[:4], id="some"),
+        pytest.param(OF_A_GROUP, id="all", marks=pytest.mark.nightly),
+    ],
+)
+def test_kills_of_a_group_of_sinks(run_directory: Path, servers: Servers, crashes: tuple[Crash, ...]) -> None:
+    """A topic, a Delta table, files and a database have each record once."""
+    run = SinkGroupRun(run_directory, servers.broker, servers.postgres, seed=6)
+    outcome = run.run(crashes, least=600)
+
+    assert outcome.is_exact, outcome
+    assert outcome.sent > 600, outcome
+    in_topic = run.count_in_topic()
+    assert run.count_elsewhere() == {"table": in_topic, "files": in_topic, "rows": in_topic}
 
 
 #: Behind the decision the server dies, so the next one finishes it; a client's death stops no query.

@@ -11,8 +11,12 @@ from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.ids import BatchId, JobUuid
 
 
+def place(checkpoint: Path) -> StoreSpec:
+    return StoreSpec(str(checkpoint))
+
+
 def open_sink_dir(checkpoint: Path) -> JobDir:
-    return open_sinks_dir(StoreSpec(str(checkpoint)))
+    return open_sinks_dir(place(checkpoint))
 
 
 def sink_uuid(checkpoint: Path) -> JobUuid:

@@ -24,7 +24,7 @@ from flinkish_spark.contracts.sink import StageResult
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import TELLS_READERS
 from flinkish_spark.protocol.ids import BatchId
-from tests.support.door_files import decided, sink_uuid
+from tests.support.door_files import decided, place, sink_uuid
 from tests.support.jobs import eventually, produce, read_committed
 from tests.support.open_transactions import still_open
 
@@ -279,7 +279,7 @@ def test_a_decided_transaction_that_the_broker_aborts_is_replaced(door, topic):
 
     def attempt(observer, digest):
         with TransactionClient(connection) as client:
-            commits = make_commits(checkpoint, client, observer, "test")
+            commits = make_commits(place(checkpoint), client, observer, "test")
             lease = commits.plan()
             acks, staged = [], []
             for task in range(2):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from urllib.parse import urlparse
 
 from pyspark.sql import types as T
 
+from flinkish_spark.checkpoint.micro_batch_commits import to_checkpoint_place
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import ProducerSettings
 from flinkish_spark.connectors.kafka.stream_options import (
@@ -18,6 +17,7 @@ from flinkish_spark.connectors.kafka.stream_options import (
     split_kafka_options,
 )
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.store_spec import StoreSpec
 
 WRITE = ("topic", "checkpointLocation")
 #: How long staged rows may wait for their commit, through the rest of the micro-batch or a restart. Shorter
@@ -45,7 +45,7 @@ class SinkOptions:
     topic: str | None
     #: The sink's columns that the query has.
     columns: tuple[str, ...]
-    checkpoint_location: Path
+    checkpoint_location: StoreSpec
     transaction_timeout_ms: int
 
 
@@ -69,7 +69,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         ProducerSettings.of(producer),
         topic,
         _check_columns(schema, topic),
-        to_checkpoint_path(given.text("checkpointLocation")),
+        to_checkpoint_place(given.text("checkpointLocation") or "", {}),
         int(timeout),
     )
 
@@ -101,29 +101,3 @@ def _check_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
             what_to_do='add .option("topic", "name")',
         )
     return tuple(found)
-
-
-def to_checkpoint_path(text: str | None) -> Path:
-    """Convert a checkpointLocation, a path or ``file:`` URL, to a local path."""
-    if not text:
-        raise ConfigError(
-            "the option 'checkpointLocation' is missing",
-            why="the sink keeps its commits beside Spark's checkpoint and cannot see a location that comes "
-            "from the session's settings",
-            what_to_do='add .option("checkpointLocation", "/absolute/path") to this query',
-            option="checkpointLocation",
-        )
-    url = urlparse(text)
-    # Hadoop does not decode a path: %20 in it are three characters.
-    path = Path(url.path if url.scheme == "file" else text)
-    mounted = Path("/dbfs") / text.removeprefix("dbfs:").lstrip("/")
-    if url.scheme == "dbfs" and Path("/dbfs").is_dir():
-        path = mounted
-    elif url.scheme not in ("", "file") or not path.is_absolute():
-        raise ConfigError(
-            f"the checkpointLocation {text!r} cannot be used",
-            why="it must be an absolute path that Python on the driver can open: commits are files in it",
-            what_to_do="use a local or mounted directory, such as /data/checkpoints/app",
-            option="checkpointLocation",
-        )
-    return path

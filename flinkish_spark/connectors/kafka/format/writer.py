@@ -19,14 +19,12 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from flinkish_spark.checkpoint.micro_batch_commits import (
-    FOLDER,
     Lease,
     MicroBatchCommits,
     find_or_create_uuid,
@@ -45,10 +43,10 @@ from flinkish_spark.contracts.sink import Committer, SinkContext, StageResult
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import BrokerUnavailableError, FlinkishError, InternalError
-from flinkish_spark.core.job_dir import JOB_KEY, JobDir
 from flinkish_spark.core.steps import Observer, Step
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import BatchId, TransactionalId
+from flinkish_spark.protocol.micro_batches import SINKS
 from flinkish_spark.protocol.records import CommitAnswer, StagedBatch, TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.worker.daemon import freeze_modules
@@ -63,14 +61,13 @@ SINK, _BLOCK = "topic", 1
 _PIPELINE_CHECKPOINTS = "_checkpoints"
 
 
-def find_refreshed_checkpoints(checkpoint_location: Path) -> list[Path]:
+def find_refreshed_checkpoints(checkpoint_location: StoreSpec) -> list[StoreSpec]:
     """Return earlier checkpoints of a pipeline's flow, before its full refreshes, that a sink used."""
-    flow, number = checkpoint_location.parent, checkpoint_location.name
-    if _PIPELINE_CHECKPOINTS not in flow.parts or not number.isdecimal():
+    flow, number = checkpoint_location.to_parent(1), checkpoint_location.url.rpartition("/")[2]
+    if _PIPELINE_CHECKPOINTS not in flow.url.split("/") or not number.isdecimal():
         return []
-    used = [found.parent.parent for found in flow.glob(f"*/{FOLDER}/{JOB_KEY}")]
-    earlier = [one for one in used if one.name.isdecimal() and int(one.name) < int(number)]
-    return sorted(earlier, key=lambda one: int(one.name))
+    earlier = (flow.to_child(str(one)) for one in range(int(number)))
+    return [one for one in earlier if open_sinks_dir(one).find_uuid() is not None]
 
 
 @dataclass
@@ -92,7 +89,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         # the tasks does this code run on the driver.
         if self._lease is None:
             location = self._options.checkpoint_location
-            if not _open_dir(location).list_checkpoint_ids():
+            if not open_sinks_dir(location).list_checkpoint_ids():
                 for earlier in find_refreshed_checkpoints(location):
                     self._give_up(earlier)
             with self._commits(location) as commits:
@@ -100,18 +97,18 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
         return {"_options": self._options, "_lease": self._lease}
 
     @contextmanager
-    def _commits(self, checkpoint_location: Path) -> Iterator[MicroBatchCommits]:
+    def _commits(self, checkpoint_location: StoreSpec) -> Iterator[MicroBatchCommits]:
         freeze_modules()
         # Keep the connection for the next micro-batch: opening one takes as long as a small micro-batch.
         with WIRES.wire(self._options.connection) as wire:
             marks, topic = None, self._options.topic
             if topic is not None:
-                job = find_or_create_uuid(_open_dir(checkpoint_location))
+                job = find_or_create_uuid(open_sinks_dir(checkpoint_location))
                 marks = KafkaMarks(KafkaAdmin.from_wire(wire), job, SINK, topic)
             client = TransactionClient.from_wire(wire)
             yield make_commits(checkpoint_location, client, self._make_observer(), _identify_driver(), marks)
 
-    def _give_up(self, earlier: Path) -> None:
+    def _give_up(self, earlier: StoreSpec) -> None:
         try:
             with self._commits(earlier) as commits:
                 commits.give_up()
@@ -119,7 +116,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             raise
         except FlinkishError as error:
             # A full refresh must also work if the old checkpoint is damaged or a copy.
-            LOG.warning("what %s has left open ends by its timeout: %s", earlier, error)
+            LOG.warning("what %s has left open ends by its timeout: %s", earlier.url, error)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedMessage:
         """Stage one task's rows; on return all are acknowledged and none is visible."""
@@ -188,27 +185,22 @@ class _ObservedClient:
 
 
 def make_commits(
-    checkpoint_location: Path,
+    checkpoint_location: StoreSpec,
     client: TransactionClient,
     observer: Observer,
     driver: str,
     marks: KafkaMarks | None = None,
 ) -> MicroBatchCommits:
     """Return the commits of the format's sink."""
-    location = StoreSpec(str(checkpoint_location))
     observed = cast(TransactionClient, _ObservedClient(client, observer))
 
     def make_committers(ownership: Ownership) -> dict[str, Committer]:
-        job, place = find_or_create_uuid(ownership.job_dir), location.to_child(FOLDER)
+        job, place = find_or_create_uuid(ownership.job_dir), checkpoint_location.to_child(SINKS)
         whose = (job, ownership.epoch, SINK, StructType(), CheckpointConfig(), SINK)
         context = SinkContext(*whose, place, SystemClock(), ownership.timeline)
         return {SINK: KafkaCommitter(observed, context, marks)}
 
-    return MicroBatchCommits(location, make_committers, observer, driver)
-
-
-def _open_dir(checkpoint_location: Path) -> JobDir:
-    return open_sinks_dir(StoreSpec(str(checkpoint_location)))
+    return MicroBatchCommits(checkpoint_location, make_committers, observer, driver)
 
 
 def _identify_driver() -> str:

@@ -138,7 +138,9 @@ def test_the_sink_takes_sparks_columns_and_options() -> None:
     [
         ({"checkpointlocation": None}, "checkpointLocation"),
         ({"checkpointlocation": "relative/path"}, "absolute path"),
-        ({"checkpointlocation": "s3://bucket/c"}, "mounted"),
+        ({"checkpointlocation": "wasb://c@account/c"}, "no store for wasb"),
+        ({"checkpointlocation": "file://host/c"}, "names a host"),
+        ({"checkpointlocation": "relative/c"}, "absolute path"),
         ({"topic": None}, "no topic"),
         ({"topic": " "}, "empty"),
         ({"topics": "t"}, "Did you mean 'topic'"),
@@ -172,8 +174,20 @@ def test_columns_of_a_wrong_type_are_refused(schema: str, says: str) -> None:
 def test_a_local_path_is_understood_in_its_spellings() -> None:
     for text in ("/data/my%20c", "file:///data/my%20c", "file:/data/my%20c"):
         assert (
-            str(parse_sink({**SINK, "checkpointlocation": text}, ROWS).checkpoint_location) == "/data/my%20c"
+            parse_sink({**SINK, "checkpointlocation": text}, ROWS).checkpoint_location.url == "/data/my%20c"
         )
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3a://bucket/c/", "s3://bucket/c"),
+        ("abfss://box@account.dfs.core.windows.net/c", "abfss://box@account.dfs.core.windows.net/c"),
+        ("hdfs://namenode:8020/c", "hdfs://namenode:8020/c"),
+    ],
+)
+def test_a_folder_in_a_bucket_is_written_as_spark_takes_it(text: str, url: str) -> None:
+    assert parse_sink({**SINK, "checkpointlocation": text}, ROWS).checkpoint_location.url == url
 
 
 def test_secrets_are_in_no_printed_form() -> None:
