@@ -156,6 +156,9 @@ def has_delta_format(spark: SparkSession) -> bool:
 
 def default_file_system(spark: SparkSession) -> str:
     """Return Hadoop's default file system, for paths without a scheme."""
+    if getattr(spark, "_jvm", None) is None:
+        # Of the files of Hadoop's settings, a server of Spark Connect shows none.
+        return spark.conf.get("spark.hadoop.fs.defaultFS", "file:///") or "file:///"
     found: str = (
         jvm(spark)
         .org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
@@ -169,7 +172,9 @@ def has_checkpoint_files(spark: SparkSession) -> bool:
 
 
 def calls_python(frame: DataFrame) -> bool:
-    """Return True if Spark calls Python functions to compute a frame."""
+    """Return True if Spark calls Python functions to compute a frame, or does not tell (Spark Connect)."""
+    if getattr(frame, "_jdf", None) is None:
+        return True
     return "EvalPython" in str(frame._jdf.queryExecution().executedPlan().toString())
 
 

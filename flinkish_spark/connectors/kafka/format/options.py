@@ -20,6 +20,8 @@ from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.store_spec import StoreSpec
 
 WRITE = ("topic", "checkpointLocation")
+#: Prefix of the options of the bucket in which the checkpoint is.
+_STORE = "flinkish.store."
 #: How long staged rows may wait for their commit, through the rest of the micro-batch or a restart. Shorter
 #: than the broker's maximum, since a transaction left open by a dead driver holds readers back that long.
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
@@ -50,7 +52,12 @@ class SinkOptions:
 
 
 def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
-    check_names(options, WRITE, "sink")
+    store = {
+        name.lower().removeprefix(_STORE): value
+        for name, value in options.items()
+        if name.lower().startswith(_STORE)
+    }
+    check_names([name for name in options if not name.lower().startswith(_STORE)], WRITE, "sink")
     given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
     timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
@@ -69,7 +76,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         ProducerSettings.of(producer),
         topic,
         _check_columns(schema, topic),
-        to_checkpoint_place(given.text("checkpointLocation") or "", {}),
+        to_checkpoint_place(given.text("checkpointLocation") or "", store),
         int(timeout),
     )
 
