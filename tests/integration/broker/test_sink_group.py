@@ -22,6 +22,7 @@ from flinkish_spark import (
     KafkaSink,
     SinkGroup,
     Upsert,
+    register,
 )
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.connectors.buffer import BufferWriter
@@ -31,8 +32,9 @@ from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.protocol.ids import BatchId
+from tests.support.cli_rig import flinkish
 from tests.support.door_files import confirmed, decided, open_sink_dir
-from tests.support.jobs import read_committed
+from tests.support.jobs import produce, read_committed
 
 SCHEMA = "user STRING, amount LONG"
 
@@ -275,3 +277,46 @@ def test_a_driver_that_was_replaced_decides_nothing(rig: Rig) -> None:
 def test_wrong_settings_are_refused_at_once(sinks: Any, more: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         SinkGroup(sinks, **{"checkpoint_location": "/data/c", **more})
+
+
+def test_commands_take_the_checkpoint_of_the_query(rig: Rig, topic: Any) -> None:
+    """Checkpoints, open transactions, and an audit, which finds a record that somebody has written again."""
+    source = topic(partitions=2)
+    register(rig.spark)
+    produce(rig.servers, source, [b'{"amount": %d}' % n for n in range(20)])
+    records = rig.spark.readStream.format("flinkish-kafka").option("subscribe", source)
+    records = (
+        records.option("kafka.bootstrap.servers", rig.servers).option("startingOffsets", "earliest").load()
+    )
+    named = records.selectExpr("topic AS _topic", "partition AS _partition", "offset AS _offset")
+    sinks = {"topic": KafkaSink(rig.servers, rig.topic), "table": DeltaSink(str(rig.folder / "table"))}
+    rig.run(SinkGroup(sinks, checkpoint_location=str(rig.checkpoint)), named)
+
+    listed = flinkish("checkpoints", "list", rig.checkpoint)
+    assert listed.exit_code == 0 and "COMPLETED" in listed.stdout
+    where = ("--bootstrap-servers", rig.servers)
+    assert flinkish("transactions", "list", rig.checkpoint, *where).exit_code == 0
+    outputs = ("--output", f"topic=kafka:{rig.topic}", "--output", f"table=delta:{rig.folder}/table")
+    audit = ("audit", rig.checkpoint, *where, "--input", source, *outputs)
+    exact = flinkish(*audit)
+    assert exact.exit_code == 0 and "0 lost, 0 duplicated" in exact.stdout
+    (first, *_) = read_committed(rig.servers, rig.topic)
+    produce(rig.servers, rig.topic, [first.value])
+    assert "0 lost, 1 duplicated" in flinkish(*audit).stdout
+
+
+def test_a_query_with_a_foreach_batch_of_its_own_goes_over_and_back(rig: Rig) -> None:
+    """With its checkpoint, both ways: no micro-batch is left out, none comes twice."""
+    own: list[int] = []
+
+    def collect(frame: Any, batch: int) -> None:
+        own.extend(row.amount for row in frame.collect())
+
+    rig.write(1, 2)
+    rig.run(collect)
+    rig.write(3, 4)
+    rig.run(rig.group())
+    rig.write(5)
+    rig.run(collect)
+    assert own == [1, 2, 5]
+    rig.expect(3, 4)
