@@ -254,26 +254,26 @@ class SinkGroupRun(DoorRun):
 
     def __init__(self, directory: Path, broker: LocalBroker, database: LocalPostgres, *, seed: int) -> None:
         super().__init__(directory, broker, seed=seed, rate=40)
-        self._server, self._name = database, f"group_{uuid.uuid4().hex[:8]}"
+        self._postgres, self._name = database, f"group_{uuid.uuid4().hex[:8]}"
         with database.connect() as open_:
             open_.execute(f"CREATE DATABASE {self._name}")
         with database.connect(dbname=self._name) as open_:
             open_.execute("CREATE TABLE copies (key TEXT, value TEXT)")
 
     def _command(self) -> list[str]:
-        url = self._server.url.replace(f"/{self._server.database}", f"/{self._name}")
-        login = f"{url} {self._server.user} {self._server.password}"
+        url = self._postgres.url.replace(f"/{self._postgres.database}", f"/{self._name}")
+        login = f"{url} {self._postgres.user} {self._postgres.password}"
         return [*super()._command(), "--sinks", str(self._directory / "sinks"), "--database", login]
 
     def count_in_topic(self) -> Counter[tuple[bytes | None, bytes | None]]:
-        return _content(self._servers, self._output)
+        return _content(self._postgres, self._output)
 
     def count_elsewhere(self) -> dict[str, Counter[tuple[bytes | None, bytes | None]]]:
         """Return how often each record is in the systems besides the topic."""
         table = DeltaTable(self._directory / "sinks" / "table").to_pyarrow_table().to_pylist()
         shown = (self._directory / "sinks" / "files").glob("part-*")
         files = [json.loads(line) for one in shown for line in one.read_text().splitlines()]
-        with self._server.connect(dbname=self._name) as open_:
+        with self._postgres.connect(dbname=self._name) as open_:
             rows = [
                 {"key": k, "value": v} for k, v in open_.execute("SELECT key, value FROM copies").fetchall()
             ]
@@ -323,6 +323,10 @@ class ConnectDoorRun(DoorRun):
 
     def _has_engine(self, job: JobProcess) -> bool:
         return True
+
+
+class ConnectSinkGroupRun(ConnectDoorRun, SinkGroupRun):
+    """A group of sinks in a server of Spark Connect."""
 
 
 def _content(servers: str, topic: str) -> Counter[tuple[bytes | None, bytes | None]]:

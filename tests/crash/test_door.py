@@ -10,7 +10,16 @@ from demo.process import Victim
 from flinkish_spark.checkpoint.micro_batch_commits import STEPS
 from flinkish_spark.core.steps import Step
 from flinkish_spark.testing import LocalBroker
-from tests.crash.door_harness import EVERY_POINT, At, ConnectDoorRun, Crash, DoorRun, Shot, SinkGroupRun
+from tests.crash.door_harness import (
+    EVERY_POINT,
+    At,
+    ConnectDoorRun,
+    ConnectSinkGroupRun,
+    Crash,
+    DoorRun,
+    Shot,
+    SinkGroupRun,
+)
 from tests.crash.families_rig import Servers
 
 
@@ -38,10 +47,10 @@ def test_twenty_kills_at_the_door(run_directory: Path, broker: LocalBroker) -> N
 #: Around the decision and the sinks' commits, and by chance.
 OF_A_GROUP = (
     At(Step.DECISION, "before", Victim.GROUP, 2),
-    At(Step.DECISION, "after", Victim.DRIVER, 2),
+    At(Step.DECISION, "after", Victim.JVM, 2),
     At(Step.SINK_COMMIT, "after", Victim.GROUP, 2),
     Shot(Victim.JVM),
-    At(Step.SINK_COMMIT, "before", Victim.JVM, 7),
+    At(Step.SINK_COMMIT, "before", Victim.DRIVER, 7),
     At(Step.RECEIPT, "before", Victim.GROUP, 1),
     Shot(Victim.WORKER),
     At(Step.RECEIPT, "after", Victim.DRIVER, 1),
@@ -51,15 +60,19 @@ OF_A_GROUP = (
 
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize(
-    "crashes",
+    ("kind", "crashes"),
     [
-        pytest.param(OF_A_GROUP[:4], id="some"),
-        pytest.param(OF_A_GROUP, id="all", marks=pytest.mark.nightly),
+        pytest.param(SinkGroupRun, OF_A_GROUP[:4], id="some"),
+        pytest.param(SinkGroupRun, OF_A_GROUP, id="all", marks=pytest.mark.nightly),
+        pytest.param(ConnectSinkGroupRun, OF_A_GROUP[1:2], id="connect"),
+        pytest.param(ConnectSinkGroupRun, OF_A_GROUP, id="connect-all", marks=pytest.mark.nightly),
     ],
 )
-def test_kills_of_a_group_of_sinks(run_directory: Path, servers: Servers, crashes: tuple[Crash, ...]) -> None:
+def test_kills_of_a_group_of_sinks(
+    run_directory: Path, servers: Servers, kind: type[SinkGroupRun], crashes: tuple[Crash, ...]
+) -> None:
     """A topic, a Delta table, files and a database have each record once."""
-    run = SinkGroupRun(run_directory, servers.broker, servers.postgres, seed=6)
+    run = kind(run_directory, servers.broker, servers.postgres, seed=6)
     outcome = run.run(crashes, least=600)
 
     assert outcome.is_exact, outcome
