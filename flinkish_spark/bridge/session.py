@@ -16,6 +16,7 @@ import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ UNTIL_SETTING = "spark.flinkish.until"
 UNTIL_CAUGHT_UP = "caught-up"
 #: Local property of the thread that runs a micro-batch.
 _QUERY_ID = "sql.streaming.queryId"
+#: The id of a run is the group of its Spark jobs.
+_RUN_ID = "spark.jobGroup.id"
 
 
 def is_until_caught_up(spark: SparkSession) -> bool:
@@ -321,17 +324,25 @@ def ask_kafka_first(
     return first_asked
 
 
-def find_query_id(spark: SparkSession) -> str | None:
-    """Return the id of the query whose foreachBatch this thread runs; None through Spark Connect."""
+@dataclass(frozen=True, slots=True)
+class QueryRun:
+    """A run of a query: Spark's ids of the query, and of its run."""
+
+    query: str | None
+    run: str | None
+
+
+def find_query_run(spark: SparkSession) -> QueryRun | None:
+    """Return the run whose foreachBatch this thread is in; None through Spark Connect."""
     if not hasattr(spark, "_jsparkSession"):
         return None
-    found: str | None = spark.sparkContext.getLocalProperty(_QUERY_ID)
-    return found
+    context = spark.sparkContext
+    return QueryRun(context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_RUN_ID))
 
 
 def _ask_kafka(spark: SparkSession) -> None:
     """Make the Kafka sources of this thread's query fetch the newest offsets of their topics."""
-    query = spark._jsparkSession.streams().get(find_query_id(spark))
+    query = spark._jsparkSession.streams().get(spark.sparkContext.getLocalProperty(_QUERY_ID))
     everything = jvm(spark).org.apache.spark.sql.connector.read.streaming.ReadLimit.allAvailable()
     sources = query.streamingQuery().sources()
     for source in (sources.apply(n) for n in range(sources.size())):

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.checkpoint.decision_point import DeadCommittableError, decide
+from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.checkpoint.ownership import Ownership, take_over
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, StageResult
 from flinkish_spark.core.clock import SystemClock, backoff_ms
@@ -31,14 +32,18 @@ from flinkish_spark.core.errors import (
     BrokerUnavailableError,
     CommittableLostError,
     ConfigError,
+    EnvironmentFault,
     FencedError,
     FlinkishError,
     JobDirError,
+    SparkGoneError,
+    StoreError,
 )
-from flinkish_spark.core.job_dir import JobDir, open_job_dir
+from flinkish_spark.core.job_dir import BY_MICRO_BATCH, JobDir, open_job_dir
 from flinkish_spark.core.steps import Observer, Step
 from flinkish_spark.core.store import CreateResult, ObjectMissing
 from flinkish_spark.core.store_spec import StoreSpec, redact_url
+from flinkish_spark.core.validation import instance_of
 from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -61,6 +66,7 @@ _CLOCK = SystemClock()
 
 def to_checkpoint_place(text: str, options: Mapping[str, str]) -> StoreSpec:
     """Return the place of a query's checkpointLocation, which is written as Spark takes it."""
+    instance_of("checkpointLocation", text, str, what_to_do="give an absolute path, as a text")
     if not text:
         raise ConfigError(
             "the option 'checkpointLocation' is missing",
@@ -74,10 +80,10 @@ def to_checkpoint_place(text: str, options: Mapping[str, str]) -> StoreSpec:
         return StoreSpec(str(Path("/dbfs") / rest.lstrip("/")))
     # Hadoop does not decode a path: %20 in it are three characters.
     path = re.sub("^//(?=/)", "", rest) if scheme == "file" else text
-    if path.startswith("/") and not path.startswith("//"):
+    if path.startswith("/") and not path.startswith("//") and not options:
         return StoreSpec(str(Path(path)))
     try:
-        return StoreSpec.parse(re.sub("^s3[an]:", "s3:", text), options)
+        return StoreSpec.parse(re.sub("^s3[an]:", "s3:", text, flags=re.IGNORECASE), options)
     except ConfigError as error:
         raise ConfigError(
             f"the checkpointLocation {redact_url(text)!r} cannot be used",
@@ -93,7 +99,7 @@ def open_sinks_dir(checkpoint_location: StoreSpec) -> JobDir:
 
 def find_or_create_uuid(sinks: JobDir) -> JobUuid:
     """Return the uuid of a query's sinks; create it at the first call."""
-    return sinks.find_uuid() or sinks.read_or_create_job({}, {"job": _NAME})[0]
+    return sinks.find_uuid() or sinks.read_or_create_job({}, {"job": _NAME, BY_MICRO_BATCH: True})[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +157,9 @@ class MicroBatchCommits:
     def is_confirmed(self, batch: BatchId) -> bool:
         """Return whether a micro-batch is committed in every sink."""
         newest = self._dir.newest_commit()
-        if newest is None or newest.batch != batch:
+        if newest is None or newest.batch < batch:
             return False
+        _require_not_older(batch, newest)
         self._require_same_offsets(newest)
         return self._dir.receipt(newest.checkpoint) is not None
 
@@ -191,17 +198,16 @@ class MicroBatchCommits:
         """Fence earlier drivers, finish their decided micro-batch, abort all other transactions."""
         ownership = take_over(self._dir, _CLOCK)
         committers, decided = self._make_committers(ownership), self._dir.newest_commit()
-        self._require_ours(ownership, committers, decided)
         kept: Sequence[Committable] = ()
         if decided is not None and self._dir.receipt(decided.checkpoint) is None:
-            if self._finish(ownership, committers, decided) is None:
-                self._confirm(ownership, decided)
-            else:
+            if self._finish(ownership, committers, decided):
                 kept = decided.batches[0].committables
-        for uid, committer in committers.items():
-            committer.sweep([one for one in kept if one.sink == uid], frozenset)
+            else:
+                self._confirm(ownership, decided)
+        self._require_ours(ownership, committers, decided)
         # This order matters: a driver that finds its own note skips all of the above.
-        self._dir.note_owner(ownership.epoch, _DRIVER, self._driver)
+        if self._sweep(committers, kept):
+            self._dir.note_owner(ownership.epoch, _DRIVER, self._driver)
         return ownership
 
     def give_up(self) -> None:
@@ -215,16 +221,13 @@ class MicroBatchCommits:
     def commit(self, staged: StagedBatch) -> None:
         """Decide and commit a micro-batch, or finish it if an earlier attempt decided it."""
         ownership = Ownership(self._dir, staged.owner_epoch, self._dir.timeline())
+        # First: to a driver that was replaced the commits of its successor look like another checkpoint.
+        ownership.check()
         committers, newest = self._make_committers(ownership), self._dir.newest_commit()
         if newest is None or newest.batch < staged.batch:
             decided = self._decide(ownership, committers, staged, newest)
-        elif newest.batch > staged.batch:
-            raise JobDirError(
-                f"Spark runs batch {staged.batch}, although batch {newest.batch} is confirmed",
-                why="Spark's checkpoint was set back or replaced, and its rows would be written twice",
-                what_to_do="use a new checkpointLocation, or restore the whole folder from one backup",
-            )
         else:
+            _require_not_older(staged.batch, newest)
             self._require_same_offsets(newest)
             if self._dir.receipt(newest.checkpoint) is not None:
                 # Spark died right before commits/N. The handles cannot be asked again: their ids have other
@@ -232,11 +235,13 @@ class MicroBatchCommits:
                 self.abort(staged)
                 return
             decided = self._repeat(ownership, committers, staged, newest)
-        loss = self._finish(ownership, committers, decided)
-        if loss is not None:
-            raise _make_lost_error(decided, loss, "the query must run the batch again to replace it")
-        # This order matters: once the receipt is there, the next attempt may use the same ids.
-        self._sweep(ownership, committers, decided.batches[0].committables)
+        losses = self._finish(ownership, committers, decided)
+        if losses:
+            raise _make_lost_error(decided, losses, "the query must run the batch again to replace them")
+        # This order matters: once the receipt is there, the next attempt may use the same ids. Leftovers that
+        # are not swept have such ids, so then the next attempt takes over and gets others.
+        if not self._sweep(committers, decided.batches[0].committables):
+            self._dir.note_owner(ownership.epoch, _DRIVER, "")
         self._confirm(ownership, decided)
         self._prune(committers, decided)
 
@@ -279,15 +284,33 @@ class MicroBatchCommits:
         decided: Decision,
     ) -> Decision:
         """Finish the recorded commit; abort this attempt, except for data that replaces lost data."""
-        loss = self._finish(ownership, committers, decided)
-        if loss is None:
+        losses = self._finish(ownership, committers, decided)
+        if not losses:
             self.abort(staged)
             return decided
-        committer = committers[loss.sink]
+        for loss in losses:
+            _, found = _plan_replacement(committers[loss.sink], decided, loss, staged)
+            if isinstance(found, CannotReplay):
+                self.abort(staged)
+                raise _make_lost_error(decided, losses, f"they cannot be replaced: {found.why}")
+        for loss in losses:
+            decided = self._replace(ownership, committers[loss.sink], staged, decided, loss)
+        reason = f"it replaces what attempt {decided.checkpoint} has lost"
+        self._seal(ownership.epoch, staged.attempt, reason)
+        return decided
+
+    def _replace(
+        self,
+        ownership: Ownership,
+        committer: Committer,
+        staged: StagedBatch,
+        decided: Decision,
+        loss: _Loss,
+    ) -> Decision:
+        """Return the decision in which data staged now stands for the lost data of one sink."""
         lost, found = _plan_replacement(committer, decided, loss, staged)
         if isinstance(found, CannotReplay):
-            self.abort(staged)
-            raise _make_lost_error(decided, loss, f"it cannot be replaced: {found.why}")
+            raise _make_lost_error(decided, [loss], f"they cannot be replaced: {found.why}")
         # This order matters: an earlier owner that wakes up now still has the old decision. It cannot commit
         # aborted data, so no row can become visible twice.
         for answer in committer.abort(lost):
@@ -305,8 +328,6 @@ class MicroBatchCommits:
                 f"batch {decided.batch} was staged again by another driver at the same time",
                 what_to_do="let this driver end; none of its data is visible",
             )
-        reason = f"it replaces what attempt {decided.checkpoint} has lost"
-        self._seal(ownership.epoch, staged.attempt, reason)
         return restaged.apply(decided)
 
     def abort(self, staged: StagedBatch | None) -> None:
@@ -323,8 +344,7 @@ class MicroBatchCommits:
         is_open = newest is not None and self._dir.receipt(newest.checkpoint) is None
         # Data of this attempt may replace lost data.
         kept = newest.batches[0].committables if newest is not None and is_open else ()
-        ownership = Ownership(self._dir, owner, self._dir.timeline())
-        self._sweep(ownership, self._make_committers(ownership), kept)
+        self._sweep(self._make_committers(Ownership(self._dir, owner, self._dir.timeline())), kept)
 
     def _seal(self, owner: OwnerEpoch, attempt: int, reason: str) -> Verdict:
         """Decide ABORT for an attempt; return the decision that holds."""
@@ -353,8 +373,8 @@ class MicroBatchCommits:
 
     def _finish(
         self, ownership: Ownership, committers: Mapping[str, Committer], decided: Decision
-    ) -> _Loss | None:
-        """Commit a decided micro-batch; repeating it changes nothing. Return the loss if there is one."""
+    ) -> Sequence[_Loss]:
+        """Commit a decided micro-batch; repeating it changes nothing. Return what is lost, by sink."""
         ownership.check()
         staged = decided.batches[0].committables
         unknown = sorted({one.sink for one in staged} - committers.keys())
@@ -364,25 +384,51 @@ class MicroBatchCommits:
                 what_to_do="start the query once with that sink, then remove it",
                 uid=unknown[0],
             )
-        for uid, committer in committers.items():
+        losses, waiting = list[_Loss](), list[FlinkishError]()
+        # Sinks whose data expires come first, and each sink is tried whatever has become of others: one that
+        # is away for long, or has lost its data, must not cost another one its own.
+        for uid, committer in sorted(committers.items(), key=_is_patient):
             own = [one for one in staged if one.sink == uid]
-            loss = self._commit_sink(committer, decided, uid, own) if own else None
-            if loss is not None:
-                return loss
+            try:
+                loss = self._commit_sink(ownership, committer, decided, uid, own) if own else None
+            except (EnvironmentFault, StoreError) as error:
+                waiting.append(error)
+                continue
+            losses += [] if loss is None else [loss]
+        if waiting:
+            raise waiting[0]
+        if losses:
+            return losses
         # This order matters: readers may see what a sink does for a complete checkpoint, so that comes after
         # the last sink's commit.
         completed = CompletedCheckpoint(decided.checkpoint, decided.decided_at_ms, decided.purpose)
         for uid, committer in committers.items():
-            self._ask(decided, uid, partial(_complete, committer, completed))
-        return None
+            (answer,) = self._ask(decided, uid, partial(_complete, committer, completed))
+            if answer.outcome is Outcome.LOST:
+                raise CommittableLostError(
+                    f"sink '{uid}' cannot complete batch {decided.batch}, since its data is lost",
+                    why=answer.detail,
+                    what_to_do="put the data back, or write it by hand and call "
+                    f"flinkish_spark.settle(checkpoint_location, {decided.batch})",
+                    sink=uid,
+                )
+        return ()
 
     def _commit_sink(
-        self, committer: Committer, decided: Decision, uid: str, own: Sequence[Committable]
+        self,
+        ownership: Ownership,
+        committer: Committer,
+        decided: Decision,
+        uid: str,
+        own: Sequence[Committable],
     ) -> _Loss | None:
+        self._require_ours(ownership, {uid: committer}, decided)
         self._observer.on_step_start(Step.SINK_COMMIT, uid)
         try:
             answers = self._ask(decided, uid, lambda: committer.commit(decided.checkpoint, own))
         except AnotherTimelineError as error:
+            # To a driver that was replaced the commits of its successor look like another timeline.
+            ownership.check()
             raise _make_timeline_error(uid, error.facts["found"], decided.checkpoint) from error
         self._observer.on_step_end(Step.SINK_COMMIT, uid)
         if answers[-1].outcome is not Outcome.LOST:
@@ -425,17 +471,21 @@ class MicroBatchCommits:
                 "default file system is no disk (fs.defaultFS), both with file:// in front",
             ) from None
 
-    def _sweep(
-        self, ownership: Ownership, committers: Mapping[str, Committer], kept: Sequence[Committable]
-    ) -> None:
-        """Abort data that tasks of this and earlier owners left open; a failure is only logged."""
-        try:
-            for uid, committer in committers.items():
-                committer.sweep([one for one in kept if one.sink == uid], frozenset)
-        except FlinkishError as error:
-            LOG.warning("leftovers are swept by a later attempt: %s", error)
-            # The next attempt takes over, and gets names that no leftover has.
-            self._dir.note_owner(ownership.epoch, _DRIVER, "")
+    def _sweep(self, committers: Mapping[str, Committer], kept: Sequence[Committable]) -> bool:
+        """Abort data that tasks of this and earlier owners left open; return whether all of it is gone."""
+        is_swept = True
+        for uid, committer in committers.items():
+            try:
+                # Kafka's sinks list the transactions of all sinks, so each gets everything that is kept.
+                committer.sweep(kept, frozenset)
+            except Exception as error:
+                # A failed sweep does no harm: only a JVM that is gone ends the query.
+                meant = classify(error)
+                if isinstance(meant, SparkGoneError) or not isinstance(meant, FlinkishError | OSError):
+                    raise
+                LOG.warning("leftovers of sink '%s' are swept by a later attempt: %s", uid, meant)
+                is_swept = False
+        return is_swept
 
     def _prune(self, committers: Mapping[str, Committer], confirmed: Decision) -> None:
         """Delete the files of old attempts."""
@@ -469,7 +519,10 @@ def _strip_metadata(offsets_text: str) -> list[str]:
 
 
 def settle_micro_batch(checkpoint_location: StoreSpec, batch: int) -> None:
-    """Declare a micro-batch done, whose lost rows a person has written or given up."""
+    """Declare a micro-batch done, whose lost rows a person has written or given up.
+
+    Every start of the query has committed all other sinks: the error came after them.
+    """
     sinks = open_sinks_dir(checkpoint_location)
     decided = next((one for one in reversed(sinks.live_commits()) if one.batch.value == batch), None)
     if decided is None:
@@ -486,19 +539,32 @@ def settle_micro_batch(checkpoint_location: StoreSpec, batch: int) -> None:
     sinks.create_receipt(Receipt(decided.checkpoint, sinks.newest_owner(), _CLOCK.wall_ms(), facts=facts))
 
 
-def _make_lost_error(decided: Decision, loss: _Loss, what_now: str) -> CommittableLostError:
+def _is_patient(sink: tuple[str, Committer]) -> bool:
+    return sink[1].staged_lifetime_ms is None
+
+
+def _require_not_older(batch: BatchId, newest: Decision) -> None:
+    if batch < newest.batch:
+        raise JobDirError(
+            f"Spark runs batch {batch}, although batch {newest.batch} is confirmed",
+            why="Spark's checkpoint was set back or replaced, and its rows would be written twice",
+            what_to_do="use a new checkpointLocation, or restore the whole folder from one backup",
+        )
+
+
+def _make_lost_error(decided: Decision, losses: Sequence[_Loss], what_now: str) -> CommittableLostError:
     batch = decided.batches[0]
-    ack = next(one for one in batch.acks if one.sink == loss.sink)
+    all_rows = {one.sink: one.rows for one in batch.acks}
+    parts = [f"{one.rows} of its {all_rows[one.sink]} rows for sink '{one.sink}'" for one in losses]
     return CommittableLostError(
-        f"batch {batch.batch} was decided, and {loss.rows} of its {ack.rows} rows for sink '{loss.sink}' are "
-        f"lost; {what_now}",
-        why=loss.answer.detail,
+        f"batch {batch.batch} was decided, and {', '.join(parts)} are lost; {what_now}",
+        why=losses[0].answer.detail,
         what_to_do="if it cannot be replaced, write the missing rows by hand: those of the offsets in "
         f"offsets/{batch.batch} of Spark's checkpoint; then call "
         f"flinkish_spark.settle(checkpoint_location, {batch.batch})",
         batch=int(batch.batch),
-        sink=loss.sink,
-        rows=loss.rows,
+        sink=losses[0].sink,
+        rows=sum(one.rows for one in losses),
     )
 
 

@@ -307,10 +307,20 @@ def _job(ctx: click.Context, param: click.Parameter, value: str) -> StoredJob:
         ctx.exit(ExitStatus.USAGE)
 
 
+def refuse_plain_query(job: StoredJob) -> None:
+    """End the command if the directory is that of a plain query's sinks."""
+    if job.is_plain_query:
+        complain(
+            f"{job.place.url} belongs to a plain Spark query, which takes no orders. Its next start finishes "
+            "what is decided, and aborts all else; lost rows are settled by flinkish_spark.settle()"
+        )
+        end_with(ExitStatus.USAGE)
+
+
 def _job_in_bucket(ctx: click.Context, value: str) -> StoredJob:
     try:
         place = job_place(value, store_options())
-        if open_job_dir(place.to_child(SINKS)).find_settings() is not None:
+        if open_job_dir(place).find_settings() is None:
             place = place.to_child(SINKS)
         if open_job_dir(place).find_settings() is None:
             raise click.BadParameter(f"there is no job in {place.url}: it has no {JOB_KEY}.")

@@ -24,6 +24,7 @@ from flinkish_spark.cli.client import (
     json_option,
     local_time,
     print_json,
+    refuse_plain_query,
     say,
     timeout_option,
     yes_option,
@@ -89,6 +90,7 @@ def rewind(job: StoredJob, checkpoint: int, tables: str, yes: bool, timeout_s: f
     Its state and input positions go back; all later checkpoints are dead for good. A running job carries out
     the order at once, another one at its next start. Repeat the command to wait longer for the same order.
     """
+    refuse_plain_query(job)
     target, choice = CheckpointId(checkpoint), Tables(tables.upper())
     owner, waiting = job.job_dir.newest_owner(), _same_order(job, target, choice)
     left_behind = _find_left_behind(checkpoint_views(job, None), target)
@@ -244,6 +246,7 @@ def accept(job: StoredJob, yes: bool, as_json: bool) -> None:
     directory does not know. If you have the newest directory, restore it instead: then no record is lost or
     duplicated.
     """
+    refuse_plain_query(job)
     newest = max(job.job_dir.list_checkpoint_ids(), default=None)
     behind = "its beginning" if newest is None else f"checkpoint {newest}"
     confirm(

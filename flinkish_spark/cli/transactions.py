@@ -24,6 +24,7 @@ from flinkish_spark.cli.client import (
     print_json,
     print_line,
     print_table,
+    refuse_plain_query,
     yes_option,
 )
 from flinkish_spark.core.clock import SystemThreads
@@ -134,6 +135,7 @@ def _end(
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 
     plan, carry_out, verb = how
+    refuse_plain_query(job)
     wanted, lock = frozenset(ids), lock_of(job)
     with open_wire(connection) as wire:
         with hold_lock(job, lock):

@@ -43,6 +43,8 @@ from flinkish_spark.protocol.timeline import Stretch, Timeline
 _S = TypeVar("_S", bound=StoredObject)
 
 JOB_KEY = "job.json"
+#: Setting of a plain query's sinks, which have no coordinator that takes orders.
+BY_MICRO_BATCH = "by_micro_batch"
 #: Folder in which sources keep the offsets at which they began.
 BEGINNINGS = "control"
 #: Folder of unfinished rewinds.

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.session import find_query_id
+from flinkish_spark.bridge.session import QueryRun, find_query_run
 from flinkish_spark.checkpoint.micro_batch_commits import (
     Lease,
     MicroBatchCommits,
@@ -32,7 +33,13 @@ from flinkish_spark.contracts.sink import (
 )
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
-from flinkish_spark.core.errors import MAKE_DETERMINISTIC, ConfigError, JobDirError, RetriableError
+from flinkish_spark.core.errors import (
+    MAKE_DETERMINISTIC,
+    ConfigError,
+    JobDirError,
+    RetriableError,
+    SchemaError,
+)
 from flinkish_spark.core.steps import Observer, SilentObserver
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.core.validation import check_function, check_methods, to_ms, unusable
@@ -49,6 +56,7 @@ from flinkish_spark.types.ddl import quote_name
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+LOG = logging.getLogger(__name__)
 #: Returns the rows of one sink, from those of the micro-batch.
 SelectRows = Callable[["DataFrame"], "DataFrame"]
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
@@ -149,8 +157,11 @@ class SinkGroup:
     def __call__(self, frame: DataFrame, batch: int) -> None:
         """Write one micro-batch; Spark calls this."""
         with self._lock:
-            if self._driver is None:
-                self._driver = _Driver(self, frame)
+            run = find_query_run(frame.sparkSession)
+            if self._driver is None or self._driver.run_of_query != run:
+                # Another run, of this query or another one: its checkpoint, session and fields may be others.
+                self._close()
+                self._driver = _Driver(self, frame, run)
             self._driver.run(frame, BatchId(batch))
 
     @staticmethod
@@ -161,9 +172,12 @@ class SinkGroup:
     def close(self) -> None:
         """Release the connections of the sinks; the next micro-batch opens them again."""
         with self._lock:
-            driver, self._driver = self._driver, None
-            if driver is not None:
-                driver.close()
+            self._close()
+
+    def _close(self) -> None:
+        driver, self._driver = self._driver, None
+        if driver is not None:
+            driver.close()
 
 
 @dataclass(frozen=True)
@@ -176,9 +190,10 @@ class _Owner:
 
 
 class _Driver:
-    """A group in the process that runs its query."""
+    """A group in one run of a query."""
 
-    def __init__(self, group: SinkGroup, frame: DataFrame) -> None:
+    def __init__(self, group: SinkGroup, frame: DataFrame, run: QueryRun | None) -> None:
+        self.run_of_query = run
         self._spark, self._place = frame.sparkSession, group._place
         self._sinks, self._rows = group._sinks, group._rows
         self._require_location_of_query()
@@ -207,7 +222,11 @@ class _Driver:
         try:
             results = self._stage(frame, batch, lease)
         except BaseException:
-            commits.abort(None)
+            try:
+                commits.abort(None)
+            except Exception as error:
+                # The next start aborts it; what ended the micro-batch is what a person has to read.
+                LOG.warning("batch %s is not aborted: %s", batch, error)
             raise
         commits.commit(lease.to_staged_batch(batch, results))
 
@@ -217,18 +236,22 @@ class _Driver:
         self._owner = None
 
     def _require_location_of_query(self) -> None:
-        query = find_query_id(self._spark)
+        if self.run_of_query is None:
+            # A server of Spark Connect does not tell which query calls.
+            return
         try:
             found = json.loads(self._place.open().read(_METADATA)).get("id")
         except (ObjectMissing, ValueError):
             found = None
-        # A server of Spark Connect does not tell which query calls.
-        if query not in (None, found):
+        if found != self.run_of_query.query:
             raise JobDirError(
                 f"{self._place.url} is not the checkpointLocation of the query that calls this SinkGroup",
-                why="its decisions belong to one query, and lie in the checkpoint of that query",
+                why="its decisions belong to one query, and lie in the checkpoint of that query"
+                if found is not None
+                else "no query has its checkpoint there",
                 what_to_do="give both the same path: SinkGroup(..., checkpoint_location=path) and "
-                '.option("checkpointLocation", path)',
+                '.option("checkpointLocation", path); where Spark\'s default file system is no disk '
+                "(fs.defaultFS), both with file:// in front",
             )
 
     def _become(self, ownership: Ownership) -> _Owner:
@@ -251,7 +274,27 @@ class _Driver:
 
     def _select(self, uid: str, frame: DataFrame) -> DataFrame:
         function = self._rows.get(uid)
-        return frame if function is None else function(frame)
+        rows: object = frame if function is None else function(frame)
+        if not hasattr(rows, "sparkSession"):
+            raise unusable(
+                f"what the function of rows= for '{uid}' returned",
+                rows,
+                wanted="a DataFrame",
+                what_to_do="return one, made from the DataFrame that it gets",
+            )
+        return cast("DataFrame", rows)
+
+    def _select_staged(self, uid: str, frame: DataFrame) -> DataFrame:
+        rows = self._select(uid, frame)
+        # A writer knows the fields of the first micro-batch, and would leave out a new one.
+        if rows.schema.simpleString() != self._schemas[uid].simpleString():
+            raise SchemaError(
+                f"the rows of sink '{uid}' have other columns than in the first micro-batch of this run",
+                why=f"they have {rows.schema.simpleString()}, and had {self._schemas[uid].simpleString()}",
+                what_to_do="let the function of rows= return the same columns for each micro-batch",
+                uid=uid,
+            )
+        return rows
 
     def _stage(self, frame: DataFrame, batch: BatchId, lease: Lease) -> dict[str, StageResult]:
         writers = self._become(Ownership(self._dir, lease.owner, self._dir.timeline())).writers
@@ -260,7 +303,7 @@ class _Driver:
         kept = frame.persist() if is_read_again else frame
         try:
             results = {
-                uid: writer.stage(self._make_request(self._select(uid, kept), batch, lease, block))
+                uid: writer.stage(self._make_request(self._select_staged(uid, kept), batch, lease, block))
                 for block, (uid, writer) in enumerate(writers.items(), 1)
             }
         finally:
@@ -311,7 +354,7 @@ def _check_sinks(given: object) -> dict[str, Sink]:
     return dict(given)
 
 
-def settle(checkpoint_location: str, batch: int) -> None:
+def settle(checkpoint_location: str, batch: int, *, options: Mapping[str, str] = _NO_OPTIONS) -> None:
     """Declare a micro-batch done, after you have written its lost rows yourself or given them up.
 
     Call it by hand while the query is stopped, after it ended with CommittableLostError. The query then
@@ -324,5 +367,7 @@ def settle(checkpoint_location: str, batch: int) -> None:
         ``format("flinkish-kafka")``.
     batch
         The number of the micro-batch in the error.
+    options
+        Options of the bucket in which the checkpoint is, if it is in one.
     """
-    settle_micro_batch(to_checkpoint_place(checkpoint_location, {}), batch)
+    settle_micro_batch(to_checkpoint_place(checkpoint_location, options), batch)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import CorruptObjectError
-from flinkish_spark.core.job_dir import JOB_KEY, JobDir, open_job_dir
+from flinkish_spark.core.job_dir import BY_MICRO_BATCH, JOB_KEY, JobDir, open_job_dir
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.upstream_cut import upstream_cut
@@ -67,6 +67,11 @@ class StoredJob:
             settings = job_dir.find_settings() or {}
             name = check_name(settings["job"], "job name")
             return cls(place, job_dir, name, JobUuid(settings["uuid"]), SystemClock())
+
+    @property
+    def is_plain_query(self) -> bool:
+        """Return whether these are the sinks of a plain query, which takes no orders."""
+        return bool((self.job_dir.find_settings() or {}).get(BY_MICRO_BATCH))
 
     def pins(self) -> CheckpointPins:
         """Return the pins of checkpoints, for reading only."""

@@ -223,6 +223,67 @@ def test_an_atomic_topic_shows_each_micro_batch_at_once(rig: Rig) -> None:
     assert found["topic"] == found["rows"] == Counter(range(1, 7))
 
 
+def test_the_sweep_of_one_topic_leaves_the_decided_records_of_another(rig: Rig, topic: Any) -> None:
+    """The names of transactions do not say of which sink they are."""
+    names = [topic(), topic()]
+
+    def group() -> SinkGroup:
+        sinks = {name: KafkaSink(rig.servers, name) for name in names}
+        return SinkGroup(sinks, checkpoint_location=str(rig.checkpoint))
+
+    rig.write(1, 2, 3)
+    dying = group()
+    dying.observer = lambda: DieAt(Step.DECISION, "after")
+    with pytest.raises(StreamingQueryException, match="Dies"):
+        rig.run(dying)
+    (staged,) = decided(rig.checkpoint)[BatchId(0)].batches
+    lost = next(one for one in staged.committables if one.sink == names[0])
+    with TransactionClient(KafkaConnection(rig.servers)) as client:
+        client.abort(KafkaCommittable.from_json(lost.payload))
+    rig.run(group())
+    for name in names:
+        seen = Counter(json.loads(record.value)["amount"] for record in read_committed(rig.servers, name))
+        assert seen == Counter([1, 2, 3])
+
+
+def test_a_group_that_meets_another_query_is_refused_and_no_row_is_lost(rig: Rig) -> None:
+    """In a notebook: the path of the query was changed, and the group is that of before."""
+    rig.write(1, 2)
+    group = rig.group()
+    rig.run(group)
+    before, rig.checkpoint = rig.checkpoint, rig.folder / "another"
+    with pytest.raises(StreamingQueryException, match="is not the checkpointLocation of the query"):
+        rig.run(group)
+    assert not (rig.checkpoint / "commits").exists() or not [*(rig.checkpoint / "commits").glob("[0-9]*")]
+    rig.checkpoint = before
+    rig.write(3)
+    rig.run(group)
+    rig.expect(1, 2, 3)
+
+
+def test_a_group_takes_the_columns_of_the_run_that_calls_it(rig: Rig) -> None:
+    rig.write(1)
+    group = SinkGroup({"topic": KafkaSink(rig.servers, rig.topic)}, checkpoint_location=str(rig.checkpoint))
+    rig.run(group, rig.orders().select("amount"))
+    rig.write(2)
+    rig.run(group, rig.orders().select("amount", F.lit("new").alias("more")))
+    values = [json.loads(record.value) for record in read_committed(rig.servers, rig.topic)]
+    assert sorted(map(str, values)) == ["{'amount': 1}", "{'amount': 2, 'more': 'new'}"]
+
+
+def test_a_function_whose_columns_change_with_the_rows_is_refused(rig: Rig) -> None:
+    rig.write(1)
+    rig.write(2)
+    sinks = {"topic": KafkaSink(rig.servers, rig.topic)}
+
+    def pivot(frame: Any) -> Any:
+        return frame.groupBy("user").pivot("amount").count()
+
+    group = SinkGroup(sinks, checkpoint_location=str(rig.checkpoint), rows={"topic": pivot})
+    with pytest.raises(StreamingQueryException, match="other columns than in the first micro-batch"):
+        rig.run(group)
+
+
 def test_a_failing_sink_leaves_nothing_and_the_query_goes_on(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +361,9 @@ def test_commands_take_the_checkpoint_of_the_query(rig: Rig, topic: Any) -> None
     audit = ("audit", rig.checkpoint, *where, "--input", source, *outputs)
     exact = flinkish(*audit)
     assert exact.exit_code == 0 and "0 lost, 0 duplicated" in exact.stdout
+    refused = flinkish("transactions", "abort", rig.checkpoint, *where)
+    assert refused.exit_code == 2 and "takes no orders" in refused.output
+    assert flinkish("rewind", rig.checkpoint, 1).exit_code == 2
     (first, *_) = read_committed(rig.servers, rig.topic)
     produce(rig.servers, rig.topic, [first.value])
     assert "0 lost, 1 duplicated" in flinkish(*audit).stdout

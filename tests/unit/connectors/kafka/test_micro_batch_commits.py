@@ -369,8 +369,8 @@ def test_a_zombie_cannot_decide_after_a_later_attempt_was_planned(tmp_path: Path
     zombie = Driver(tmp_path, brokers)
     staged = zombie.stage(_content(0))
     Driver(tmp_path, brokers).run(0, _content(0))
-    # It finds the batch decided and gives its own attempt up.
-    zombie.commits().commit(staged)
+    with pytest.raises(FencedError, match="taken this job over"):
+        zombie.commits().commit(staged)
     assert brokers.visible() == _all_rows(1)
     assert not brokers.open()
 
