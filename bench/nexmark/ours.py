@@ -1,13 +1,14 @@
 """Nexmark in this package's DataStream API, as a user would write it.
 
 What each query uses is in `USES`: folds over columns wherever the API has one for it, else a vectorised
-function, and a KeyedProcessFunction where a query keeps whole records per key.
+function.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from bench.groups import LATE_MS
@@ -18,8 +19,6 @@ from flinkish_spark import (
     Fold,
     Json,
     KafkaSource,
-    KeyedProcessFunction,
-    ListStateDescriptor,
     ValueStateDescriptor,
     VectorizedProcessFunction,
     WatermarkStrategy,
@@ -42,7 +41,7 @@ USES = {
     "q12": "window fold, processing time",
     "q17": "fold",
     "q18": "max_by per key and micro-batch",
-    "q20": "element",
+    "q20": "vectorised",
 }
 
 _PRICED = "auction: LONG, bidder: LONG, price: LONG"
@@ -121,43 +120,72 @@ class Greatest(VectorizedProcessFunction):
         yield pa.RecordBatch.from_pydict(columns)
 
 
-#: How many columns of what is joined are a bid's.
-_OF_BID = 7
+_BID = ("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
+_AUCTION = (
+    "itemName", "description", "initialBid", "reserve", "auctionDateTime", "expires", "seller", "category",
+    "auctionExtra",
+)  # fmt: skip
 
 
-class Joined(KeyedProcessFunction):
+class Joined(VectorizedProcessFunction):
     """An auction's bids with the auction, whichever comes first; all of them are kept, as in any join."""
 
     def open(self, context):
-        self.auction = context.get_state(
+        context.get_state(
             ValueStateDescriptor(
                 "auction",
                 "itemName STRING, description STRING, initialBid LONG, reserve LONG, auctionDateTime LONG, "
                 "expires LONG, seller LONG, category LONG, auctionExtra STRING",
             )
         )
-        self.waiting = context.get_list_state(
-            ListStateDescriptor(
+        context.get_state(
+            ValueStateDescriptor(
                 "bids",
-                "auction LONG, bidder LONG, price LONG, channel STRING, url STRING, dateTime LONG, "
-                "extra STRING",
+                "ARRAY<STRUCT<auction: LONG, bidder: LONG, price: LONG, channel: STRING, url: STRING, "
+                "dateTime: LONG, extra: STRING>>",
             )
         )
 
-    def process_element(self, event, ctx):
+    def process_batch(self, batch, ctx):
+        of_row, count = ctx.index.of_row, len(ctx.index)
+        auctions, waiting = ctx.state("auction"), ctx.state("bids")
         # A record has the columns of a bid, then those of an auction: of its own kind they are not null.
-        bid, auction = event[:_OF_BID], event[_OF_BID:]
-        if event.bidder is None:
-            self.auction.update(auction)
-            for waiting in self.waiting:
-                yield (*waiting, *auction)
-            self.waiting.clear()
-            return
-        known = self.auction.value()
-        if known is None:
-            self.waiting.add(bid)
-        else:
-            yield (*bid, *known)
+        is_auction = batch.column("bidder").is_null().to_numpy(zero_copy_only=False)
+        newest = np.full(count, -1)
+        newest[of_row[is_auction]] = np.flatnonzero(is_auction)
+        is_new = newest >= 0
+        auctions.put([batch.column(name).take(pa.array(newest[is_new])) for name in _AUCTION], is_new)
+        is_known = auctions.exists
+
+        lists = waiting.column()
+        waits = np.repeat(np.arange(count), pc.list_value_length(lists).fill_null(0).to_numpy())
+        old = lists.flatten()
+        meets = is_new[waits]
+        yield from _joined(auctions, old.filter(pa.array(meets)).flatten(), waits[meets])
+        waiting.remove(is_new)
+
+        bids = pa.StructArray.from_arrays([batch.column(name) for name in _BID], fields=list(old.type))
+        meets = ~is_auction & is_known[of_row]
+        yield from _joined(auctions, bids.filter(pa.array(meets)).flatten(), of_row[meets])
+
+        comes = ~is_auction & ~is_known[of_row]
+        grows = np.zeros(count, dtype=bool)
+        grows[of_row[comes]] = True
+        stays = grows[waits]
+        own = np.concatenate([waits[stays], of_row[comes]])
+        both = pa.concat_arrays([old.filter(pa.array(stays)), bids.filter(pa.array(comes))])
+        ends = np.cumsum(np.bincount(own, minlength=count)[grows])
+        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+        ordered = both.take(pa.array(np.argsort(own, kind="stable")))
+        waiting.put([pa.ListArray.from_arrays(offsets, ordered)], grows)
+
+
+def _joined(auctions, bids, of_key):
+    """Yield bids, as columns, with the auctions of their keys."""
+    if len(of_key):
+        taken = pa.array(of_key)
+        own = [auctions.column(at).take(taken) for at in range(len(_AUCTION))]
+        yield pa.RecordBatch.from_arrays([*bids, *own], names=[*_BID, *_AUCTION])
 
 
 def timed(env, source, query):

@@ -369,7 +369,7 @@ class StoredOpenWindows(StoredWindows):
         order, *contents = (column.take(pa.array(living)) for column in self.stored.values)
         place = (pc.fill_null(order, 0) if order.null_count else order).to_numpy()
         number = self.stored_key[living].tolist()
-        columns = [values_in(layout.name, column) for column in contents]
+        columns = [values_in(layout.name, column, layout.element) for column in contents]
         is_empty = place < 0
         of_row, there = list[Any](), list[bool]()
         if layout.decode is not None:

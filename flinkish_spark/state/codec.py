@@ -34,7 +34,7 @@ from flinkish_spark.types.ddl import is_field_list
 from flinkish_spark.types.hints import each_of_list, each_of_map
 from flinkish_spark.types.row_form import RowError, RowForm
 from flinkish_spark.types.to_arrow import ColumnTooLarge, ValueMismatch, strict_array
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import to_lists_of_rows, to_values
 
 _MAGIC, _VERSION = b"FSKS", 3
 #: Magic, version, number of sections; and per section the lengths of name and payload and their CRC32.
@@ -158,9 +158,10 @@ def read_trusted_table(what: str, payload: memoryview) -> pa.RecordBatch:
         raise _to_damage_error(what, error) from error
 
 
-def values_in(state: str, column: pa.Array) -> list[Any]:
+def values_in(state: str, column: pa.Array, element: Convert | None = None) -> list[Any]:
+    """Return the values of a column; with `element` those of a list state, made of their fields' values."""
     try:
-        return to_values(column)
+        return to_values(column) if element is None else to_lists_of_rows(column, element)
     except (KeyError, ValueError, OverflowError) as error:
         raise FrameError(f"the stored values of state {state!r} cannot be read: {error}") from error
 
@@ -388,6 +389,9 @@ class TableLayout:
     #: The kind, such as "list state"; stored, since a value means something else in another kind. Empty if
     #: unknown.
     kind: str = ""
+    #: Makes an element of a list state from the tuple of its fields; None if elements have no fields, or have
+    #: a declared class.
+    element: Convert | None = None
 
     @property
     def expires(self) -> bool:
@@ -445,6 +449,7 @@ def layout_of(
         tuple(field.name for field in fields),
         descriptor.ttl,
         _KINDS[type(descriptor)],
+        _find_element(descriptor, named),
     )
     if due is None:
         return layout
@@ -513,8 +518,10 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
     """Return the rows of a batch with the layout's columns, in their order."""
+    # The list of a list state is its last column, behind a due time.
+    lists = f"value_{len(layout.values) - 1}"
     columns = {
-        name: values_in(layout.name, column)
+        name: values_in(layout.name, column, layout.element if name == lists else None)
         for name, column in zip(batch.schema.names, batch.columns, strict=True)
     }
     keys = _gather([columns[f"key_{i}"] for i in range(len(layout.keys))])
@@ -643,9 +650,9 @@ def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
     """Return the converter of Arrow's values, to instances of declared classes or from dicts to tuples."""
     match descriptor:
         case ListStateDescriptor(element_type=ddl):
-            return each_of_list(_element_decoder(ddl, named))
+            return each_of_list(find_maker(ddl))
         case MapStateDescriptor(value_type=ddl):
-            return each_of_map(_element_decoder(ddl, named))
+            return each_of_map(_map_value_decoder(ddl, named))
         case AggregatingStateDescriptor(accumulator_type=ddl):
             own = ddl
         case ValueStateDescriptor(value_type=ddl) | ReducingStateDescriptor(value_type=ddl):
@@ -657,14 +664,27 @@ def _decoder(descriptor: StateDescriptor, named: bool) -> Convert | None:
     return made
 
 
-def _element_decoder(ddl: str, named: bool) -> Convert | None:
-    made = find_maker(ddl)
-    if made is None and is_field_list(ddl):
-        naming = naming_of(ddl) if named else None
-        make: Convert = tuple if naming is None else naming.kind._make
-        # A map may have a key whose value is None, as in Flink.
-        return lambda value: None if value is None else make(value.values())
-    return made
+def _find_element(descriptor: StateDescriptor, named: bool) -> Convert | None:
+    # A call of Python for each stored element would cost as much as all else that reads it.
+    if isinstance(descriptor, ListStateDescriptor) and find_maker(descriptor.element_type) is None:
+        return _row_maker(descriptor.element_type, named)
+    return None
+
+
+def _map_value_decoder(ddl: str, named: bool) -> Convert | None:
+    made, make = find_maker(ddl), _row_maker(ddl, named)
+    if made is not None or make is None:
+        return made
+    # A map may have a key whose value is None, as in Flink.
+    return lambda value: None if value is None else make(tuple(value.values()))
+
+
+def _row_maker(ddl: str, named: bool) -> Convert | None:
+    """Return what makes a row of the tuple of its fields; None if the type has no fields."""
+    if not is_field_list(ddl):
+        return None
+    naming = naming_of(ddl) if named else None
+    return tuple if naming is None else partial(tuple.__new__, naming.kind)
 
 
 def _has_several_fields(kind: T.DataType) -> TypeGuard[T.StructType]:

@@ -66,6 +66,15 @@ def _lists(column: pa.ListArray) -> list[Any]:
     return [elements[begin:end] for begin, end in pairwise(bounds)]
 
 
+def to_lists_of_rows(column: pa.ListArray, make: Callable[[tuple[Any, ...]], Any]) -> list[Any]:
+    """Return lists of structs with `make` of each struct's values; None for a null."""
+    first, bounds = _bounds(column)
+    structs = column.values.slice(first, bounds[-1])
+    fields = [to_values(structs.field(at)) for at in range(structs.type.num_fields)]
+    rows = _set_nulls(list(map(make, zip(*fields, strict=True))), structs)
+    return _set_nulls([rows[begin:end] for begin, end in pairwise(bounds)], column)
+
+
 def _maps(column: pa.MapArray) -> list[Any]:
     first, bounds = _bounds(column)
     keys, items = (to_values(part.slice(first, bounds[-1])) for part in (column.keys, column.items))

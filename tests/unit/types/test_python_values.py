@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flinkish_spark.types.to_python import to_values
+from flinkish_spark.types.to_python import to_lists_of_rows, to_values
 from tests.support.effort import seeds
 
 PLAIN: dict[pa.DataType, list[Any]] = {
@@ -70,6 +70,20 @@ def test_a_column_has_the_values_that_arrow_makes_one_by_one(seed: int) -> None:
     for part in (column, column.slice(2), column.slice(1, 3)):
         wanted = [scalar.as_py(maps_as_pydicts="strict") for scalar in part]
         assert plainly(to_values(part)) == plainly(wanted)
+
+
+@pytest.mark.parametrize("seed", seeds(100))
+def test_lists_of_structs_become_the_rows_that_arrow_makes_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    kind = pa.list_(pa.struct([(f"f{at}", any_type(draw, depth=1)) for at in range(draw.randrange(1, 4))]))
+    column = pa.array([any_value(draw, kind) for _ in range(draw.randrange(12))], kind)
+    for part in (column, column.slice(2), column.slice(1, 3)):
+        lists = [scalar.as_py(maps_as_pydicts="strict") for scalar in part]
+        wanted = [
+            None if rows is None else [None if row is None else tuple(row.values()) for row in rows]
+            for rows in lists
+        ]
+        assert plainly(to_lists_of_rows(part, tuple)) == plainly(wanted)
 
 
 def test_a_map_with_a_key_twice_is_an_error() -> None:
