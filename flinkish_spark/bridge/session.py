@@ -103,8 +103,6 @@ def refuse_other_target(spark: SparkSession) -> None:
         f"the program's session runs on {context.master}, and --target says {target}",
         why="SparkSession.builder.master() in a program overrides --target",
         what_to_do="take .master(...) out of the program; without `flinkish run` Spark's default is local[*]",
-        master=context.master,
-        target=target,
     )
 
 

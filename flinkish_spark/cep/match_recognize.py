@@ -308,9 +308,7 @@ def _unquote(text: str) -> str:
 
 
 def _refuse(text: str, why: str, what_to_do: str) -> NoReturn:
-    raise PatternError(
-        f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do, text=text
-    )
+    raise PatternError(f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do)
 
 
 class _PatternReader:

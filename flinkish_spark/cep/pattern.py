@@ -278,7 +278,7 @@ class Pattern(Stages):
             self._refuse(f"has {call}()", "its names have conditions", "give the condition to a name of it")
 
     def _refuse(self, what: str, why: str, what_to_do: str) -> NoReturn:
-        raise PatternError(f"{self._last} {what}", why=why, what_to_do=what_to_do, name=self._last.name)
+        raise PatternError(f"{self._last} {what}", why=why, what_to_do=what_to_do)
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,6 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 f"version {value.version} of the rule '{value.id}' is not newer than {version}",
                 why="a later rule has come before it",
                 what_to_do="send it with a greater version",
-                version=version,
             )
         goes_on = False
         # The program may have changed, and no longer know what the old rule named.
@@ -314,7 +313,6 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 f"the rule '{name}' was taken over once, and cannot be searched for any more",
                 why=str(error),
                 what_to_do="give the program what the rule names, or send a newer rule of that id",
-                name=name,
             ) from None
 
 

@@ -50,7 +50,7 @@ class KnownToRules:
             said = json.loads(rule)
         except (ValueError, RecursionError) as error:
             raise PatternError(
-                "a rule is no JSON", why=str(error), what_to_do="send an object, as text", text=rule
+                "a rule is no JSON", why=str(error), what_to_do="send an object, as text"
             ) from None
         if not isinstance(said, dict):
             _refuse(said, "a rule is an object")
@@ -230,4 +230,4 @@ def _check_members(said: Any, needed: set[str], others: set[str]) -> None:
 
 def _refuse(said: Any, why: str) -> NoReturn:
     text = said if isinstance(said, str) else json.dumps(said, default=str)
-    raise PatternError(f"a rule says {text[:200]}", why=why, what_to_do="correct the rule", text=text)
+    raise PatternError(f"a rule says {text[:200]}", why=why, what_to_do="correct the rule")

@@ -473,5 +473,4 @@ def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
                 f"{field.dataType.simpleString()}",
                 why=str(error).split("\n")[0],
                 what_to_do="cast it to another type with transform(...)",
-                uid=context.uid,
             ) from error

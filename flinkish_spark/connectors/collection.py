@@ -106,7 +106,6 @@ def _check_records(values: Iterable[Any], schema: T.StructType) -> Iterator[tupl
                 f"record {index} of the collection, {value!r}, does not fit the schema",
                 why=str(error).replace("emitted", "it has", 1),
                 what_to_do=f"correct it, or the schema: {json.dumps(schema.simpleString())}",
-                index=index,
             ) from error
         yield record
 

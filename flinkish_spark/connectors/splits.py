@@ -459,7 +459,6 @@ class SplitSource(Source):
                     f"the source '{uid}' says that the split '{name}' ends at {end!r:.200}",
                     why="only of numbers it is known whether a job has come to an end or beyond it",
                     what_to_do="make the offsets numbers, or leave until= out",
-                    uid=uid,
                 )
         return found
 

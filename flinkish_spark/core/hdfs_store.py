@@ -330,7 +330,7 @@ class HdfsStore(CountedStore):
 
     def _fail(self, verb: str, key: str, error: Exception) -> NoReturn:
         failed = StoreError(
-            f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error), key=key
+            f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error)
         )
         failed.ends_when_repeated = _is_refused(error)
         raise failed from None

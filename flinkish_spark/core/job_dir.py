@@ -96,8 +96,6 @@ class JobDir:
                     f"and this job has {value!r}",
                     why="it must stay the same for the life of a job directory",
                     what_to_do=f"use {name} = {recorded.get(name)!r} again, or a new job_dir",
-                    setting=name,
-                    recorded=recorded.get(name),
                     wanted=value,
                 )
         return JobUuid(recorded["uuid"]), recorded

@@ -237,7 +237,7 @@ class ObjectStore(CountedStore):
             if is_lost(error):
                 raise UnknownOutcomeError(text) from None
             failed = StoreError(
-                f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error), key=key
+                f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error)
             )
             failed.ends_when_repeated = _is_refused(error)
             # The rest of obstore's message was not searched for secrets.

@@ -111,7 +111,7 @@ class OperatorSettings:
         try:
             check_name(uid, "uid")
         except ValueError as error:
-            raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
+            raise GraphError(str(error), what_to_do="give such a uid") from None
         settings = self._find_settings()
         if settings is not None:
             settings.name = uid
@@ -124,7 +124,6 @@ class OperatorSettings:
                     why="the uid, by which state is found, is given to the call that makes a source, a query "
                     "or a keyed operator",
                     what_to_do=f'give it there: process(..., uid="{uid}")',
-                    uid=uid,
                 )
             graph.rename(self._node, uid)
         return self
@@ -165,7 +164,6 @@ class OperatorSettings:
                     f"{self._describe_node()} has {groups} key groups, not {max_parallelism}",
                     why="their number is given to the call that makes an operator, for the life of its state",
                     what_to_do=f"give it there: process(..., max_parallelism={max_parallelism})",
-                    uid=self._node.uid,
                 )
             self._node.max_parallelism = max_parallelism
         return self

@@ -353,7 +353,6 @@ class _Answers:
                     f"Spark cannot evaluate the condition {text!r}",
                     why=str(error).partition("\n")[0],
                     what_to_do=f"correct it; events have {names}",
-                    text=text,
                 ) from None
         if not self._is_for_few:
             return records

@@ -95,7 +95,6 @@ class Dependencies:
                 f"`flinkish run -D spark.pyspark.python={python_exec}`, or set the variable PYSPARK_PYTHON; "
                 "if the executable is in an archive, name the archive in spark.archives, since workers need "
                 "it before any Python runs",
-                running=running,
             )
 
     def _local_copy(self, what: str, place: str) -> AbstractContextManager[Path]:
@@ -114,7 +113,6 @@ def check_cached_name(name: str, taken: Iterable[str]) -> None:
             f"a cached file '{name}' is registered already",
             why="functions ask for files by name",
             what_to_do="give one of them another name",
-            name=name,
         )
 
 
@@ -148,7 +146,6 @@ def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]
         why="it is no folder, and its name does not end with .py, .zip, .egg or .whl",
         what_to_do="name the module, the folder or the package; other files go by register_cached_file(), "
         "compiled modules in a folder",
-        path=str(place),
     )
 
 

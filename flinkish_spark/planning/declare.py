@@ -75,7 +75,6 @@ def check_accumulator_type(given: hints.StateType, uid: str) -> hints.StateType:
             f"the accumulator of '{uid}' cannot be of the type {given!r}",
             why=str(error),
             what_to_do="write it like \"total LONG, n LONG\", or give a type of Spark's or Python's",
-            uid=uid,
         ) from None
     return given
 
@@ -100,7 +99,6 @@ def check_late_output(tag: OutputTag, schema: T.StructType, uid: str, *, types_m
     raise SchemaError(
         f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
         what_to_do="give the tag the fields of the stream",
-        uid=uid,
     )
 
 
@@ -210,7 +208,6 @@ def make_record_call(function: Any, method: str, uid: str | None = None) -> Reco
             f"{_describe_call(method, uid)} got {_describe(function)}",
             why=why,
             what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
-            uid=uid or "",
         )
     check_function(
         function, f"the function of {_describe_call(method, uid)}", 1, is_rows=method == "flat_map"
@@ -238,7 +235,6 @@ def make_connected_calls(
         f"{'nothing' if second is None else _describe(second)} beside it",
         why=why,
         what_to_do=f"give it an instance of a {kind.__name__} subclass alone, or a function for each stream",
-        uid=uid or "",
     )
 
 
@@ -415,7 +411,6 @@ def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
         why=describe_choices(fields.names, key),
         what_to_do="name one of them; an expression, or a field of a STRUCT, is a Column: "
         'key_by(F.expr("amount % 2")), key_by(F.col("address.city"))',
-        uid=uid,
     )
 
 

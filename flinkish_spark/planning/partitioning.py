@@ -158,8 +158,6 @@ def check_parallelism(method: str, parallelism: Any) -> int:
             why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
             what_to_do="give one; if it is left out, rebalance() and the like take the number of shuffle "
             "partitions",
-            setting="parallelism",
-            value=parallelism,
         )
     return int(parallelism)
 
@@ -187,8 +185,6 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
         "state is stored",
         what_to_do=f'call spark.conf.set("spark.sql.shuffle.partitions", {asked}) before; a job that has '
         "state already moves its key groups when it starts with another number",
-        setting="parallelism",
-        value=asked,
     )
 
 

@@ -204,13 +204,12 @@ class StreamGraph:
         try:
             check_name(uid, "uid")
         except ValueError as error:
-            raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
+            raise GraphError(str(error), what_to_do="give such a uid") from None
         if uid in (*self.uids(), *self.async_uids):
             raise GraphError(
                 f"the uid '{uid}' is used twice",
                 why="state, transactions and table commits are found again by uid after a restart",
                 what_to_do="give every source, operator and sink a uid of its own",
-                uid=uid,
             )
         return uid
 

@@ -297,7 +297,6 @@ def check_rescale(
             why=f"'{native.uid}' contains {native.what}, and Spark does not move its own state to other "
             "partitions",
             what_to_do=f"set spark.sql.shuffle.partitions to {now} again",
-            uid=native.uid,
         )
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if not fixed:
@@ -308,7 +307,6 @@ def check_rescale(
         "cannot be positioned",
         what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
         "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
-        uid=fixed[0],
     )
 
 

@@ -180,7 +180,6 @@ class MiniCluster:
                     why=f"{alive} of {self._count} workers came, and "
                     + ("all processes run" if ended is None else f"a process ended with {ended.returncode}"),
                     what_to_do=f"read the logs in {self._directory}",
-                    directory=str(self._directory),
                 )
             time.sleep(_POLL_S)
 

@@ -220,7 +220,6 @@ class DateTimeBuckets(BucketAssigner):
                 f"the buckets of sink '{uid}' are of the times in '{self.column}', which is {found}",
                 why="it must be a TIMESTAMP, TIMESTAMP_NTZ or DATE",
                 what_to_do=f"choose from {', '.join(schema.names)}, or cast it with transform(...)",
-                uid=uid,
             )
 
     def columns(self, now_ms: int) -> Mapping[str, Column]:
@@ -391,7 +390,6 @@ def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -
             f"the bucket folder '{name}' of sink '{uid}' has no column",
             why="an assigner names it, which its stream does not have, and neither has columns()",
             what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
-            uid=uid,
         )
     kind = schema[name].dataType
     why = why_no_partition(kind)
@@ -402,7 +400,6 @@ def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -
             f"the column '{name}' cannot give sink '{uid}' its buckets",
             why=why,
             what_to_do="choose strings, numbers or dates; cast it to a string, or use DateTimeBuckets",
-            uid=uid,
         )
 
 
@@ -413,5 +410,4 @@ def refuse_taken(names: Sequence[str], schema: T.StructType, uid: str) -> None:
         raise SchemaError(
             f"the buckets of sink '{uid}' have the name '{taken[0]}', and so has a field of its stream",
             what_to_do="give the assigner another name, or use ColumnBuckets for that field",
-            uid=uid,
         )

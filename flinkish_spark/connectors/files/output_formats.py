@@ -279,7 +279,6 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
             f"the files of sink '{uid}' would have no columns",
             why="all fields of its stream are bucket columns",
             what_to_do="leave one of them in the files",
-            uid=uid,
         )
     if kind is FileFormat.TEXT:
         if [field.dataType.simpleString() for field in fields] != ["string"]:
@@ -288,7 +287,6 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
                 f"{', '.join(f'{f.name} {f.dataType.simpleString()}' for f in fields)}",
                 why="a text file holds one string column",
                 what_to_do="make one string of them with transform(...), or use FileFormat.JSON",
-                uid=uid,
             )
         return
     for field in fields:
@@ -298,8 +296,6 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
                 f"sink '{uid}' cannot write the field '{field.name}' to {kind.value} files",
                 why=why,
                 what_to_do="cast or drop it with transform(...), or use another format",
-                uid=uid,
-                field=field.name,
             )
 
 

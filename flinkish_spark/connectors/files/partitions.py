@@ -161,7 +161,6 @@ class MetastorePartition(PartitionPolicy):
                 f"sink '{uid}' cannot add its partitions to the table {self.table}",
                 why=why,
                 what_to_do=f"create it: CREATE TABLE ... USING ... PARTITIONED BY ({wanted}) LOCATION ...",
-                uid=uid,
             )
 
 
@@ -291,7 +290,6 @@ class PartitionTime:
                 why=why,
                 what_to_do="give PartitionTime a pattern with "
                 f"{', '.join('{' + name + '}' for name in names)}",
-                uid=uid,
             )
 
 
@@ -350,7 +348,6 @@ class PartitionCommit:
             raise ConfigError(
                 f"sink '{uid}' commits partitions and has none",
                 what_to_do="give it bucket_by, or leave partition_commit out",
-                uid=uid,
             )
         if isinstance(self.trigger, PartitionTime):
             self.trigger.check(assigners, uid)

@@ -118,7 +118,6 @@ class Protobuf(RegisteredFormat):
             raise SchemaError(
                 f"{whose} has the field '{missing[0]}' in its Protobuf message, and its stream does not",
                 what_to_do=f"choose from {', '.join(schema.names)}",
-                column=missing[0],
             )
         given = T.StructType([schema[name] for name in wanted.names])
         if (why := why_unfit(given, wanted, "")) is not None:
@@ -131,7 +130,6 @@ class Protobuf(RegisteredFormat):
             raise SchemaError(
                 f"{whose} has the required field '{name}' in its Protobuf message, and its stream does not",
                 what_to_do="add it in a transform",
-                column=name,
             )
 
     def make_writer(self, schema: T.StructType, topics: Sequence[str], part: str) -> PartWriter:

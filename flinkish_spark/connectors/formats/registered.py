@@ -135,7 +135,6 @@ def _newest(registry: SchemaRegistry, name: str, topics: Sequence[str]) -> Regis
         raise SchemaError(
             f"the registry has no subject '{subject}'",
             what_to_do="write a record first, register a schema, or give the schema to the source",
-            subject=subject,
         ) from None
 
 

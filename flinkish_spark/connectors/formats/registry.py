@@ -266,7 +266,6 @@ class RegistryClient:
                 f"the registry does not have the schema that is written under subject '{subject}'",
                 why="the sink has Registration.REQUIRED",
                 what_to_do="register it, or choose Registration.AUTOMATIC",
-                subject=subject,
             ) from None
 
     def version_of(self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]]) -> int:

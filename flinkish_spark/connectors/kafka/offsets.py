@@ -289,7 +289,6 @@ def _complete_offsets(
                 f"which holds {first[place]} to {last[place]}",
                 why="Kafka has removed the records at this offset, or nobody has written them yet",
                 what_to_do="begin at an offset that is there, or at StartingOffsets.EARLIEST",
-                topic=topic,
             )
     return {**otherwise.offsets(admin, [place for place in places if place not in given]), **given}
 
@@ -428,5 +427,4 @@ def store_offsets(
             f"the consumer group '{group}' has active members",
             why="Kafka then takes offsets from those members only",
             what_to_do="stop the consumers, or give the job a group of its own",
-            group=group,
         )

@@ -188,9 +188,7 @@ class KafkaSinkSettings:
                     )
                     what_to_do = "leave it out, or use DeliveryGuarantee.NONE"
             if what:
-                raise ConfigError(
-                    f"the producer setting '{given}' {what}", why=why, what_to_do=what_to_do, setting=given
-                )
+                raise ConfigError(f"the producer setting '{given}' {what}", why=why, what_to_do=what_to_do)
 
     @property
     def key_format(self) -> Format | None:

@@ -88,9 +88,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
         elif is_connection_option(bare):
             to_do = f'give it to options: options={{"kafka.{bare}": ...}}'
         if name.lower() not in known:
-            raise ConfigError(
-                f"the reader option '{name}' cannot be set", why=why, what_to_do=to_do, option=name
-            )
+            raise ConfigError(f"the reader option '{name}' cannot be set", why=why, what_to_do=to_do)
 
 
 def to_subscription_options(wanted: TopicSelection) -> dict[str, str]:
@@ -531,7 +529,6 @@ class KafkaSource(KafkaInput):
                 f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
                 why="a partition that is held back would never reach the barrier for which the others wait",
                 what_to_do="leave out with_watermark_alignment() or aligned_with",
-                uid=uid,
             )
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:

@@ -345,9 +345,7 @@ def _check_servers(servers: object) -> tuple[str, ...]:
     entries = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(entries, (list, tuple)) or not entries:
         raise ConfigError(
-            "bootstrap_servers must be 'host:port' or a list of them",
-            what_to_do='write "host:9092"',
-            option="bootstrap_servers",
+            "bootstrap_servers must be 'host:port' or a list of them", what_to_do='write "host:9092"'
         )
     checked = []
     for entry in entries:
@@ -357,7 +355,6 @@ def _check_servers(servers: object) -> tuple[str, ...]:
             raise ConfigError(
                 f"bootstrap server {entry!r} cannot be used",
                 what_to_do="write it as host:port, with a port from 1 to 65535",
-                option="bootstrap_servers",
             )
         checked.append(server)
     return tuple(checked)

@@ -115,7 +115,6 @@ def make_option_error(option: str, why: str, what_to_do: str, *, missing: bool =
         f"Kafka option {option!r} {'is missing' if missing else 'cannot be used'}",
         why=why,
         what_to_do=what_to_do,
-        option=option,
     )
 
 
