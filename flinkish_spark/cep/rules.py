@@ -49,9 +49,7 @@ class KnownToRules:
         try:
             said = json.loads(rule)
         except (ValueError, RecursionError) as error:
-            raise PatternError(
-                "a rule is no JSON", why=str(error), what_to_do="send an object, as text"
-            ) from None
+            raise PatternError("a rule is no JSON", why=str(error), what_to_do="send an object") from None
         if not isinstance(said, dict):
             _refuse(said, "a rule is an object")
         if "pattern" not in said:

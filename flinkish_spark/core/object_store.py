@@ -293,9 +293,7 @@ def open_object_store(spec: StoreSpec, url: StoreUrl) -> ObjectStore:
         text = str(error).partition("\n\n")[0]
         for secret in secrets:
             text = text.replace(secret, "***")
-        raise ConfigError(
-            f"{url.url} cannot be opened with these options", why=text, what_to_do="check the options"
-        ) from None
+        raise ConfigError(f"{url.url} cannot be opened", why=text, what_to_do="check the options") from None
     return ObjectStore(bucket, once, url.folder, url.url, secrets=secrets)
 
 

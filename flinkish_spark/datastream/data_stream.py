@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Annotated, Any, Self, overload
 
 from pyspark.resource import ResourceProfile
 from pyspark.sql import Column
@@ -13,7 +13,7 @@ from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import check_function, check_methods, instance_of
+from flinkish_spark.core.fields import Arity, check_arguments
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -32,11 +32,10 @@ from flinkish_spark.planning import declare, transforms
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
 from flinkish_spark.planning.job_graph import describe_stream
 from flinkish_spark.planning.partitioning import (
+    Parallelism,
     Rebalance,
     Rescale,
     check_is_shuffle_partitions,
-    check_optional_parallelism,
-    check_parallelism,
     is_partitioning,
     make_custom_partitioning,
 )
@@ -83,6 +82,7 @@ class OperatorSettings:
     _environment: StreamExecutionEnvironment
     _node: StreamNode
 
+    @check_arguments(name='give it a text: name("parse")')
     def name(self, name: str) -> Self:
         """Set the name of the function that made the stream, as errors show it.
 
@@ -90,10 +90,8 @@ class OperatorSettings:
         a source is only displayed. A union, transform or watermark strategy has no name, and the call has no
         effect.
         """
-        if not isinstance(name, str) or not name:
-            raise GraphError(
-                f"name() got {name!r} ({type(name).__name__})", what_to_do='give it a text: name("parse")'
-            )
+        if not name:
+            raise GraphError("name() got an empty text", what_to_do='give it a name: name("parse")')
         settings = self._find_settings()
         if settings is not None:
             settings.name = name
@@ -128,35 +126,35 @@ class OperatorSettings:
             graph.rename(self._node, uid)
         return self
 
-    def set_parallelism(self, parallelism: int) -> Self:
+    @check_arguments()
+    def set_parallelism(self, parallelism: Parallelism) -> Self:
         """Set the number of tasks of a function of `map`, `flat_map`, `filter` or `process` without a key.
 
         Its records go through a shuffle before it, as by `rebalance`; later functions run in its tasks, too.
         A keyed operator runs in Spark's shuffle partitions, and a function between two keyed operators in the
         tasks of the first; for both, another number is refused, for the function when the job starts.
         """
-        asked = check_parallelism("set_parallelism", parallelism)
         settings = self._find_settings()
         if isinstance(self._node, KeyedNode):
-            check_is_shuffle_partitions(asked, self._environment._partitions(), self._describe_node())
+            check_is_shuffle_partitions(parallelism, self._environment._partitions(), self._describe_node())
         elif settings is not None:
-            settings.parallelism = asked
+            settings.parallelism = parallelism
         else:
             raise GraphError(
-                f"set_parallelism({asked}) was called on {self._describe_node()}",
+                f"set_parallelism({parallelism}) was called on {self._describe_node()}",
                 why="it has no parallelism of its own; a source has a task for each partition of its system",
-                what_to_do=f"call rebalance({asked}) after it, or set_parallelism({asked}) right after the "
+                what_to_do=f"call rebalance({parallelism}) after it, or set_parallelism() right after the "
                 "map(), flat_map(), filter() or process() that it is for",
             )
         return self
 
-    def set_max_parallelism(self, max_parallelism: int) -> Self:
+    @check_arguments(max_parallelism=declare.KEY_GROUPS_ADVICE)
+    def set_max_parallelism(self, max_parallelism: declare.KeyGroups) -> Self:
         """Set the number of key groups of a keyed operator; no effect on other streams.
 
         The call that makes the operator takes it, too; the last one counts, as in Flink, until something
         reads the operator.
         """
-        declare.check_max_parallelism(max_parallelism)
         if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
             if self._environment.graph.is_read(self._node):
                 groups = self._node.max_parallelism
@@ -222,6 +220,7 @@ class OperatorSettings:
             )
         return self
 
+    @check_arguments(resources="give what ResourceProfileBuilder().require(...).build returns")
     def set_resources(self, resources: ResourceProfile) -> Self:
         """Set the resources of the tasks of a function without a key: cores, memory, GPUs.
 
@@ -248,8 +247,7 @@ class OperatorSettings:
                 what_to_do="call it right after map(), flat_map(), filter() or process() without a key; or "
                 "set spark.task.cpus and spark.executor.* for the whole job",
             )
-        what_to_do = "give what ResourceProfileBuilder().require(...).build returns"
-        settings.resources = instance_of("resources", resources, ResourceProfile, what_to_do=what_to_do)
+        settings.resources = resources
         return self.disable_chaining()
 
     def _find_settings(self) -> transforms.TransformSettings | None:
@@ -297,7 +295,8 @@ class DataStream(OperatorSettings):
     def _apply_function(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         return DataStream(self._environment, TransformNode(self._node, function))
 
-    def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+    @check_arguments(function='give it a function: transform(lambda df: df.where("amount > 0"))')
+    def transform(self, function: Annotated[Callable[[Any], Any], Arity(1)]) -> DataStream:
         """Apply a DataFrame function: select, where, withColumn, a join with a table.
 
         Before the first keyed operator Spark may keep state for it: dropDuplicates, a windowed aggregate.
@@ -311,13 +310,6 @@ class DataStream(OperatorSettings):
             Gets the records' DataFrame and returns another; called at each start of the query, and
             between a keyed operator and a sink once per micro-batch if it looks at more than single rows.
         """
-        if not callable(function):
-            raise GraphError(
-                f"transform() got a {type(function).__name__}",
-                why="it takes a function from one DataFrame to another",
-                what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
-            )
-        check_function(function, "the function of transform()", 1)
         return self._apply_function(function)
 
     def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> DataStream:
@@ -380,7 +372,7 @@ class DataStream(OperatorSettings):
         parallelism
             Number of tasks, for a union of each of its streams; by default the number of shuffle partitions.
         """
-        return self._apply_function(Rebalance(check_optional_parallelism("rebalance", parallelism)))
+        return self._apply_function(Rebalance(parallelism))
 
     def shuffle(self, parallelism: int | None = None) -> DataStream:
         """Distribute the records as :meth:`rebalance` does.
@@ -388,7 +380,7 @@ class DataStream(OperatorSettings):
         Flink chooses a random task for each record. A repeated task would choose other ones, so here a hash
         of the record's place replaces chance.
         """
-        return self._apply_function(Rebalance(check_optional_parallelism("shuffle", parallelism)))
+        return self._apply_function(Rebalance(parallelism))
 
     def rescale(self, parallelism: int | None = None) -> DataStream:
         """Merge the input of several tasks into fewer tasks, without a shuffle; see :meth:`rebalance`.
@@ -400,7 +392,7 @@ class DataStream(OperatorSettings):
         parallelism
             The most tasks; by default the number of shuffle partitions.
         """
-        return self._apply_function(Rescale(check_optional_parallelism("rescale", parallelism)))
+        return self._apply_function(Rescale(parallelism))
 
     def global_(self) -> DataStream:
         """Send all records to one task, through a shuffle; see :meth:`rebalance`.
@@ -434,9 +426,9 @@ class DataStream(OperatorSettings):
         offset. Keyed state does not follow these tasks: a later `key_by` distributes the records again.
         """
         self._refuse_union("partition_custom")
-        tasks = check_optional_parallelism("partition_custom", parallelism)
-        return self._apply_function(make_custom_partitioning(partitioner, key, tasks))
+        return self._apply_function(make_custom_partitioning(partitioner, key, parallelism))
 
+    @check_arguments(strategy="give one: WatermarkStrategy.for_bounded_out_of_orderness(5_000)")
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Assign event times to the records, and define the watermarks.
 
@@ -449,7 +441,7 @@ class DataStream(OperatorSettings):
         strategy
             For example ``WatermarkStrategy.for_bounded_out_of_orderness(5_000)``.
         """
-        declare.check_strategy(strategy, "assign_timestamps_and_watermarks()", name_bases(self._node))
+        declare.check_strategy(strategy, name_bases(self._node))
         if is_behind_keys(self._node):
             raise GraphError(
                 "assign_timestamps_and_watermarks() was called after a keyed operator",
@@ -531,6 +523,7 @@ class DataStream(OperatorSettings):
         check_same_job(self._environment, other._environment, method)
         return other
 
+    @check_arguments()
     def process_with_state(
         self,
         function: CheckpointedProcessFunction,
@@ -549,12 +542,6 @@ class DataStream(OperatorSettings):
             Fields of the emitted rows; by default those in the type hint of `process_element`.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "process_with_state", self._node)
-        if not isinstance(function, CheckpointedProcessFunction):
-            raise GraphError(
-                f"process_with_state() of '{uid}' got a {type(function).__name__}",
-                what_to_do="give it an instance of a CheckpointedProcessFunction subclass",
-            )
-        check_methods(function, CheckpointedProcessFunction, f"'{uid}'")
         if output is None:
             output = declare.infer_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
@@ -596,13 +583,12 @@ class DataStream(OperatorSettings):
         keys_per_call
             The most keys in one call.
         """
-        check_methods(table, LookupTable, f"'{name}'")
-        check_methods(function, ProcessJoinFunction, f"'{name}'")
         join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
         return DataStream(
             self._environment, TransformNode(self._node, transforms.make_lookup(join, output, name))
         )
 
+    @check_arguments()
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """Return the stream of rows that a function emits with ``ctx.output(tag, row)``.
 
@@ -614,10 +600,6 @@ class DataStream(OperatorSettings):
         tag
             The tag that the function uses; its `output` defines the fields.
         """
-        if not isinstance(tag, OutputTag):
-            raise GraphError(
-                f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
-            )
         node = self._node
         ways = transforms.find_connected_transforms(node)
         if ways:
@@ -638,6 +620,7 @@ class DataStream(OperatorSettings):
         side = self._environment.graph.side(node, tag, fields)
         return DataStream(self._environment, side)
 
+    @check_arguments(sink="give a KafkaSink(...) or a DeltaSink(...)")
     def sink_to(self, sink: Sink, *, uid: str | None = None) -> DataStream:
         """Write this stream to a sink that commits with the checkpoints; return the stream.
 
@@ -645,13 +628,6 @@ class DataStream(OperatorSettings):
         a warning.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "sink", self._node)
-        if not isinstance(sink, Sink):
-            raise GraphError(
-                f"sink_to() got a {type(sink).__name__}",
-                why="it takes an instance of a sink",
-                what_to_do="give it a KafkaSink(...) or a DeltaSink(...)",
-            )
-        check_methods(sink, Sink, f"the sink '{uid}'")
         graph = self._environment.graph
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
         return self

@@ -290,9 +290,7 @@ class StreamGraph:
 
     def check_complete(self) -> None:
         if not self.sinks:
-            raise GraphError(
-                "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
-            )
+            raise GraphError("the job has no sink", what_to_do="call sink_to(...) on a stream before it")
 
 
 def _describe_place(node: StreamNode | KeyedEntry) -> list[Any]:

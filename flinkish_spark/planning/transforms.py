@@ -536,7 +536,13 @@ class WorkerPass(ReadRows):
         columns: Sequence[str],
         control: T.StructType,
     ) -> WorkerPass:
-        _check_types(functions[0].settings.name, schema)
+        for column in schema:
+            if (why := unfit_for_rows(column.dataType)) is not None:
+                raise SchemaError(
+                    f"'{functions[0].settings.name}' cannot get the field '{column.name}'",
+                    why=why,
+                    what_to_do="convert or drop it before the function",
+                )
         beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
         given = T.StructType([*beside, *schema])
         workers, made = chain_workers(functions, given)
@@ -582,17 +588,6 @@ def chain_workers(
 
 def find_fields(columns: T.StructType) -> T.StructType:
     return T.StructType([field for field in columns if not field.name.startswith(PREFIX)])
-
-
-def _check_types(name: str, schema: T.StructType) -> None:
-    """Refuse, before the start, fields whose types Python records cannot have."""
-    for column in schema:
-        if (why := unfit_for_rows(column.dataType)) is not None:
-            raise SchemaError(
-                f"'{name}' cannot get the field '{column.name}', since records in Python have no such type",
-                why=why,
-                what_to_do="convert or drop it before the function",
-            )
 
 
 def has_frames_first(input_: Input) -> bool:

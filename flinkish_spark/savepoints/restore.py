@@ -145,7 +145,7 @@ class Restore:
             return name
         if begun:
             raise self._to_refusal(
-                "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
+                "has a job that did not begin with a savepoint", "restore into a new job_dir"
             )
         place = savepoint_at(self.settings.place)
         metadata = place.metadata()
@@ -231,9 +231,7 @@ class Restore:
             # The job has deleted a claimed savepoint, or the user one that is not needed any more.
             same = settings.place.to_text() == seed.path
         if not same:
-            raise self._to_refusal(
-                f"began with another savepoint, from {seed.path}", "restore into a new job_dir"
-            )
+            raise self._to_refusal(f"began with another savepoint, {seed.path}", "restore into a new job_dir")
         return seed.savepoint
 
     def _find_needed_seed(self) -> Seed | None:
