@@ -51,9 +51,7 @@ class DataFrameSource(Source):
 
     def __post_init__(self) -> None:
         if not self.frame.isStreaming:
-            raise GraphError(
-                "from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream to make it"
-            )
+            raise GraphError("from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream")
         check_output_mode(self.output_mode)
         check_field_names(
             add_row_kind(self.frame, self.output_mode).schema, "the DataFrame of from_dataframe()"

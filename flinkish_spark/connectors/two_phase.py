@@ -565,9 +565,7 @@ class _OpenTransaction:
             except (TypeError, ValueError) as error:
                 raise TypeError(f"the committable is no JSON value: {error}") from error
             if stored != (list(committable) if isinstance(committable, tuple) else committable):
-                raise TypeError(
-                    "the committable changes when it is stored as JSON: use text as keys, and lists"
-                )
+                raise TypeError("the committable changes when stored as JSON: use text as keys, and lists")
         return {"transaction": self.name, "committable": stored}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -207,7 +207,7 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
 def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
     if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
         raise _make_refusal(
-            sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}"
+            sink, context, f"it is partitioned by {', '.join(table.partition_by) or 'nothing'}"
         )
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
         raise _make_refusal(sink, context, why)

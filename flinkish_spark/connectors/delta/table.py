@@ -216,7 +216,7 @@ class Upsert(StoredObject):
             given = getattr(self, name)
             if isinstance(given, str) or not all(isinstance(one, str) for one in given):
                 raise ConfigError(
-                    f"{name} of Upsert is {given!r}", what_to_do='give a tuple of columns, such as ("id",)'
+                    f"{name} of Upsert is {given!r}", what_to_do='give a tuple of columns: ("id",)'
                 )
             object.__setattr__(self, name, tuple(given))
         if not self.keys:

@@ -129,7 +129,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
             )
         if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
             raise ConfigError(
-                f"the {kind.value} option '{name}' is {value!r}", what_to_do='write "true" or "false"'
+                f"the {kind.value} option '{name}' is {value!r}", what_to_do='say "true" or "false"'
             )
         if name.lower() in ("encoding", "charset") and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(

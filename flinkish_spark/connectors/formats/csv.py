@@ -150,7 +150,7 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
                 matched = enclosed.match(line, at)
                 if matched is None:
                     raise CodecError(
-                        f"value {len(found) + 1} has an unclosed quote, or text after the closing one"
+                        f"value {len(found) + 1} has an open quote, or text after the closing one"
                     )
                 found.append(matched[1].replace('""', '"'))
                 at = matched.end()

@@ -55,7 +55,7 @@ HOUR_MS = 3_600_000
         ({"format": "parquet"}, "format is 'parquet'"),
         ({"options": {"maxRecordsPerFile": "5"}}, "give the rolling policy a part_bytes"),
         ({"options": {"Path": "/x"}}, "option 'Path' cannot be used"),
-        ({"options": {"compression": 5}}, "Options are strings"),
+        ({"options": {"compression": 5}}, "a text for each"),
         (
             {"options": {"compresion": "zstd"}},
             "a file sink with parquet does not take the option 'compresion'.*compression",
