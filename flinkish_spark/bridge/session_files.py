@@ -115,9 +115,7 @@ def _download(spark: SparkSession, what: str, url: str, scheme: str, target: Pat
             why=describe_error(error),
             what_to_do="look whether the session has Hadoop's file system for it, and its login; or copy it",
         ) from error
-    raise ConfigError(
-        f"{what} is not at {url}", why="there is no such file or folder", what_to_do="correct the URL"
-    )
+    raise ConfigError(f"{what} is not at {url}", why="nothing is there", what_to_do="correct the URL")
 
 
 def ship_tree(
@@ -134,9 +132,7 @@ def ship_tree(
                 unnamed.rename(archive)
                 _send(spark, what, archive, name)
     except ValueError as error:
-        raise ConfigError(
-            f"{what} cannot be shipped", why=str(error), what_to_do="take it out of the folder"
-        ) from None
+        raise ConfigError(f"{what} cannot be shipped", why=str(error), what_to_do="take it out") from None
     except OSError as error:
         what_to_do = "make sure that it can be read, and that spark.local.dir has room for it"
         raise EnvironmentFault.from_os_error(

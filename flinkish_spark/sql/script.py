@@ -70,7 +70,7 @@ class _Script:
     def add_sinks(self) -> None:
         if not self.inserts:
             raise GraphError(
-                "the script inserts into no table", what_to_do="add INSERT INTO table SELECT ... to it"
+                "the script inserts into no table", what_to_do="add INSERT INTO table SELECT ..."
             )
         for name, inserts in self.inserts.items():
             table = self._find_table(inserts[0])
