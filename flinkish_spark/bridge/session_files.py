@@ -55,7 +55,6 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     if not isinstance(place, str) or not place or "\0" in place:
         raise ConfigError(
             f"the path of {what} is {place!r:.200}",
-            why="it must be a path or a URL, as a str",
             what_to_do="write the path of a file or folder, or a URL like hdfs://namenode:8020/file",
         )
     scheme = _URL.match(place)
@@ -76,9 +75,8 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
         )
     if not (path.is_file() or path.is_dir()) or not os.access(path, os.R_OK):
         raise ConfigError(
-            f"{what} at {path} cannot be read",
-            why="it is neither a file nor a folder, or its rights forbid it",
-            what_to_do="name a file or folder that this process may read",
+            f"{what} at {path} is neither a file nor a folder, or its rights forbid it",
+            what_to_do="name one that this process may read",
         )
     yield path
 

@@ -282,9 +282,7 @@ def _import_sqlglot() -> Any:
         import sqlglot
     except ImportError as error:
         raise ConfigError(
-            "match_recognize() cannot read SQL here",
-            why="sqlglot is not installed",
-            what_to_do=how_to_install("sql"),
+            "match_recognize() cannot read SQL here", what_to_do=how_to_install("sql")
         ) from error
     return sqlglot
 

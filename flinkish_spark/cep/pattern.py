@@ -235,7 +235,6 @@ class Pattern(Stages):
         if isinstance(given, Pattern):
             raise PatternError(
                 f"{contiguity.value} has the group {given.names}",
-                why="a group has no condition that an event could fail",
                 what_to_do="give a name, and its condition by where()",
             )
         if self._last.is_optional:

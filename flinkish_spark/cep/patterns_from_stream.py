@@ -203,7 +203,6 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         if value.version <= version:
             raise PatternError(
                 f"version {value.version} of the rule '{value.id}' is not newer than {version}",
-                why="a later rule has come before it",
                 what_to_do="send it with a greater version",
             )
         goes_on = False

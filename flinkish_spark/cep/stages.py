@@ -97,7 +97,6 @@ class AfterMatchSkip:
         if self.name is None:
             raise PatternError(
                 f"{self.kind.value} cannot miss",
-                why="it skips to no event of a name",
                 what_to_do="leave raise_on_miss() out, or use to_first(name) or to_last(name)",
             )
         return replace(self, raises=True)

@@ -299,7 +299,6 @@ class TwoPhaseCommitSink(Sink):
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
             raise ConfigError(
                 f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
-                why="it names the exceptions after which a call is repeated",
                 what_to_do="give a tuple of exception classes, such as (OSError,)",
             )
         twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}

@@ -408,7 +408,6 @@ def _client(namenode: str) -> Client:
             except ImportError:
                 raise ConfigError(
                     "a job directory on HDFS needs the package hdfs-native",
-                    why="it is not installed in this Python",
                     what_to_do=f"{how_to_install('hdfs')}, on the driver and on all executors",
                 ) from None
             try:

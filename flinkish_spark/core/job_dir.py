@@ -212,9 +212,7 @@ class JobDir:
         key = self.make_staged_key(staged)
         if self._create(key, "staged", staged) is CreateResult.EXISTS:
             raise CorruptObjectError(
-                f"{key} exists already",
-                why="an attempt number was used twice",
-                what_to_do="report it, with the files of the job directory",
+                f"{key} exists already", what_to_do="report it, with the files of the job directory"
             )
 
     def list_staged(self, lineage: Lineage) -> dict[str, StagedBatch]:

@@ -281,7 +281,6 @@ def open_object_store(spec: StoreSpec, url: StoreUrl) -> ObjectStore:
     except ImportError:
         raise ConfigError(
             "a store in a bucket needs the package obstore",
-            why="it is not installed in this Python",
             what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
         ) from None
     config = spec.resolve()

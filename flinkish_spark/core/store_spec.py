@@ -87,7 +87,6 @@ class StoreSpec:
         if not self.is_local:
             raise ConfigError(
                 f"{self.url} is no folder on a disk",
-                why="this feature needs files",
                 what_to_do="use a job_dir on a disk that driver and executors share",
             )
         return Path(self.url)
@@ -260,11 +259,7 @@ def _check_option(place: StoreUrl, name: str, value: str) -> None:
             else "leave the options out",
         )
     if name.lower().removeprefix("aws_").removeprefix("azure_").removeprefix("google_") in _OF_THE_URL:
-        raise ConfigError(
-            f"the option {name} contradicts {place.url}",
-            why="this value is taken from the URL",
-            what_to_do="leave the option out",
-        )
+        raise ConfigError(f"the option {name} contradicts {place.url}", what_to_do="leave the option out")
     if not isinstance(value, str):
         raise ConfigError(f"the option {name} of {place.url} is no text", what_to_do="write it as text")
     plain = name.lower()

@@ -159,7 +159,6 @@ def _check_method(
     if not can_take(method, len(takes)):
         raise ConfigError(
             f"{said} cannot be called with {_arguments(len(takes))}",
-            why="that is how it is called",
             what_to_do=f"define it as `def {name}({', '.join(['self', *takes])})`",
         )
 

@@ -109,9 +109,7 @@ def check_cached_name(name: str, taken: Iterable[str]) -> None:
         raise unusable("name", name, wanted=wanted, what_to_do=_NAME)
     if name in taken:
         raise ConfigError(
-            f"a cached file '{name}' is registered already",
-            why="functions ask for files by name",
-            what_to_do="give one of them another name",
+            f"a cached file '{name}' is registered already", what_to_do="give one of them another name"
         )
 
 

@@ -90,7 +90,6 @@ class LookupJoin(JoinOfPairs):
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a lookup join cannot be a {self.join_type.value} join",
-                why="only rows that elements ask for are read of the table",
                 what_to_do="use JoinType.INNER or JoinType.LEFT",
             )
 
@@ -121,7 +120,6 @@ class SqliteTable(LookupTable):
         if not key_columns or not columns:
             raise ConfigError(
                 f"the lookup table '{table}' has {len(key_columns)} key columns and {len(columns)} columns",
-                why="it needs at least one of each",
                 what_to_do="name them, as key_columns=['id'], columns=['name']",
             )
         self._file, self._width, self._is_scalar = str(file), len(key_columns), len(columns) == 1

@@ -346,11 +346,7 @@ def parse_keys(keys: Sequence[Any], declared: hints.StateType | None) -> tuple[K
                 what_to_do='name them one by one: key_by("user", "product")',
             )
     if declared is not None:
-        raise GraphError(
-            f"key_by() got key={declared!r} without a function",
-            why="the types of columns are known",
-            what_to_do="leave it out",
-        )
+        raise GraphError(f"key_by() got key={declared!r} without a function", what_to_do="leave it out")
     return tuple(keys)
 
 

@@ -138,8 +138,4 @@ def _refuse_known(spark: SparkSession, name: str) -> None:
 
 
 def _name_taken(name: str) -> GraphError:
-    return GraphError(
-        f"there is a view or table '{name}' already",
-        why="a query could not say which of the two it reads",
-        what_to_do="give the stream another name",
-    )
+    return GraphError(f"there is a view or table '{name}' already", what_to_do="give the stream another name")

@@ -247,7 +247,6 @@ def plan_window_fold(
 def no_event_times(uid: str) -> GraphError:
     return GraphError(
         f"operator '{uid}' uses event time, and its stream has no timestamps",
-        why="each of its input streams needs timestamps",
         what_to_do="call assign_timestamps_and_watermarks() before key_by(); after a vectorised function, "
         "let the function name the column with the event_time of its rows",
     )

@@ -50,7 +50,6 @@ def _client() -> Any:
     except ImportError:
         raise ConfigError(
             "metrics for Prometheus need the package prometheus_client",
-            why="it is not installed in this Python",
             what_to_do=how_to_install("prometheus"),
         ) from None
     return prometheus_client

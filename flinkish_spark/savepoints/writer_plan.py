@@ -472,7 +472,6 @@ class WriterPlan:
         if planned.bootstrap is not None:
             raise BootstrapError(
                 f"the operator '{uid}' is new in this writer",
-                why="its keyed state is made by one function",
                 what_to_do="let that function fill the state; or write the savepoint, and edit that one",
             )
         return planned

@@ -97,7 +97,6 @@ class _Script:
         if not read:
             raise GraphError(
                 f"the insert of line {insert.line} reads no table of the script",
-                why="a job reads at least one stream",
                 what_to_do="select from a table that CREATE TABLE has made",
             )
         streams = [self._add_source(name) for name in read]

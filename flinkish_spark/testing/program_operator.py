@@ -211,11 +211,7 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
 
 
 def no_frames() -> GraphError:
-    return GraphError(
-        "transform() cannot be run in a harness",
-        why="it is a function of a DataFrame, which Spark evaluates in the JVM",
-        what_to_do=_NEEDS_SPARK,
-    )
+    return GraphError("transform() cannot be run in a harness", what_to_do=_NEEDS_SPARK)
 
 
 def _make_time_stage(step: TimedNode, given: T.StructType) -> Stage | None:

@@ -119,7 +119,6 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
     if table is not None and table.is_append_only and not isinstance(sink.mode, Append):
         raise ConfigError(
             f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
-            why=f"{type(sink.mode).__name__} changes and deletes rows",
             what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
         )
     if isinstance(sink.mode, OverwritePartitions) and not partition_by:

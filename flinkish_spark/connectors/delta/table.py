@@ -229,7 +229,6 @@ class Upsert(StoredObject):
         if both:
             raise ConfigError(
                 f"the key '{both[0]}' of Upsert is among the columns that are not stored",
-                why="the row could not be found again",
                 what_to_do="take it out of not_stored",
             )
         if self.row_kind is not None and (self.delete_when is not None or self.row_kind in self.keys):

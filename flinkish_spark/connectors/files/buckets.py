@@ -322,7 +322,6 @@ def check_assigners(given: object) -> tuple[BucketAssigner, ...]:
         if not isinstance(one, BucketAssigner):
             raise ConfigError(
                 f"bucket_by is {given!r}",
-                why="it must be a BucketAssigner or several of them",
                 what_to_do='use DateTimeBuckets(...), ColumnBuckets("country") or ExpressionBuckets(...)',
             )
         check_methods(one, BucketAssigner, f"the {type(one).__name__} that is given as bucket_by")
@@ -371,9 +370,7 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
 def _check_folder_name(name: object) -> None:
     if not isinstance(name, str) or not name or name.startswith(("_", ".", PREFIX)):
         raise ConfigError(
-            f"a bucket folder cannot be called {name!r}",
-            why="readers skip names that begin with '_' or '.'",
-            what_to_do="choose a name that begins with a letter",
+            f"a bucket folder cannot be called {name!r}", what_to_do="choose a name that begins with a letter"
         )
 
 
@@ -387,8 +384,7 @@ def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -
 
     if name not in schema.names:
         raise SchemaError(
-            f"the bucket folder '{name}' of sink '{uid}' has no column",
-            why="an assigner names it, which its stream does not have, and neither has columns()",
+            f"the bucket folder '{name}' of sink '{uid}' is a column that its stream does not have",
             what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
         )
     kind = schema[name].dataType

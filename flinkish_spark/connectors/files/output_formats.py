@@ -115,7 +115,6 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if not isinstance(name, str) or not isinstance(value, str):
             raise ConfigError(
                 f"the option {name!r} of a file sink has the value {value!r}",
-                why="options are strings, as Spark takes them",
                 what_to_do='write it as a string, such as {"compression": "gzip"}',
             )
         reason = _RESERVED.get(name.lower())

@@ -231,9 +231,5 @@ def local_path(path: str) -> Path:
             )
         text = unquote(parsed.path)
     if not os.path.isabs(text) or "\0" in text:
-        raise ConfigError(
-            f"the path {text!r} of a file sink is relative",
-            why="it would mean different places in different processes",
-            what_to_do="give an absolute path",
-        )
+        raise ConfigError(f"the path {text!r} of a file sink is relative", what_to_do="give an absolute path")
     return Path(os.path.normpath(text))

@@ -116,11 +116,7 @@ class Avro(RegisteredFormat):
                 what_to_do="give the schema that the registry has under this id",
             )
         if self.registry is not None:
-            raise ConfigError(
-                "Avro has a schema_id and a registry",
-                why="the registry gives the id",
-                what_to_do="leave one of them out",
-            )
+            raise ConfigError("Avro has a schema_id and a registry", what_to_do="leave one of them out")
 
     @property
     def _has_schema(self) -> bool:
@@ -128,11 +124,7 @@ class Avro(RegisteredFormat):
 
     def make_reader(self, part: str) -> PartReader | None:
         if self.schema_id is not None:
-            raise ConfigError(
-                "Avro of a source has a schema_id",
-                why="each of its records names its own schema",
-                what_to_do="give a registry",
-            )
+            raise ConfigError("Avro of a source has a schema_id", what_to_do="give a registry")
         return RegisteredFormat.make_reader(self, part)
 
     def _make_reader(self, part: str, schema: RegistrySchema | None) -> PartReader:

@@ -77,7 +77,6 @@ def _check_flat(fields: T.StructType, whose: str) -> None:
         if isinstance(one.dataType, T.StructType | T.ArrayType | T.MapType):
             raise SchemaError(
                 f"{whose} has the field '{one.name}' of type {one.dataType.simpleString()}",
-                why="a line of CSV has single values only",
                 what_to_do="leave it out, or make a STRING of it in a transform",
             )
 

@@ -59,7 +59,6 @@ class RegisteredFormat(Format):
             raise ConfigError(
                 f"{type(self).__name__} has OnSchemaChange.EVOLVE, and "
                 + ("no registry" if self.registry is None else "a schema or fields of its own"),
-                why="new columns come from the newest schema of a registry's subject",
                 what_to_do="give a registry and neither of them, or choose OnSchemaChange.FAIL or LEAVE_OUT",
             )
 

@@ -199,7 +199,6 @@ def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> 
     if not record:
         raise SchemaError(
             f"SubjectNameStrategy.{registry.strategy.name} needs the name of the record",
-            why="there is no schema yet that says it",
             what_to_do='give the schema, or SchemaRegistry(..., subject="...")',
         )
     return record if registry.strategy is SubjectNameStrategy.RECORD_NAME else f"{topic}-{record}"

@@ -357,7 +357,6 @@ class EndAtOffsets(KafkaEnd):
             topic, partition = different[0]
             raise ConfigError(
                 f"the ends of the source do not fit its topics at partition {partition} of '{topic}'",
-                why="an end is needed for every partition, and for no other",
                 what_to_do="name all partitions of all topics in ending=EndAtOffsets(...)",
             )
         return given

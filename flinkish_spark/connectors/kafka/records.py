@@ -64,7 +64,6 @@ class Decoding:
         if of_key not in (None, OnBadRecord.FAIL, self.policy):
             raise ConfigError(
                 "the key has a policy for bad records that is not the value's",
-                why="a record is good or bad as a whole",
                 what_to_do="give on_bad_record to the value, and leave it out of the key",
             )
         if isinstance(self.value, Changes) and self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):

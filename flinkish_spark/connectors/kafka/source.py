@@ -223,11 +223,7 @@ class KafkaSource(KafkaInput):
 
     def __post_init__(self, reader: str | None) -> None:
         if reader not in (None, "python"):
-            raise ConfigError(
-                f"reader is {reader!r}",
-                why="this package reads Kafka in Python, and in no other way",
-                what_to_do="leave it out",
-            )
+            raise ConfigError(f"reader is {reader!r}", what_to_do="leave it out")
         check_fields(
             self,
             value=FORMATS,
@@ -428,7 +424,6 @@ class KafkaSource(KafkaInput):
             read = ", ".join(self.topics) or self.pattern
             raise JobDirError(
                 f"the source of {read} has the end {recorded['ending']}, not {wanted}",
-                why="the end is fixed at the first start",
                 what_to_do="give that end again, or start a new job with a new job_dir",
             )
         self.__dict__["_ends"] = from_json(recorded["offsets"])

@@ -86,7 +86,6 @@ class ReaderSettings:
             if bare not in READER_OPTIONS:
                 raise ConfigError(
                     f"Kafka option {option!r} cannot be used",
-                    why="the reader of the source does not know it",
                     what_to_do=closest(bare, READER_OPTIONS | HARMLESS_OPTIONS)
                     or f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
                 )
@@ -244,7 +243,6 @@ class ProducerSettings:
             if name not in _KNOWN:
                 raise ConfigError(
                     f"the producer setting '{given}' is not known",
-                    why="records are written from Python, without Kafka's Java producer",
                     what_to_do=closest(name, PRODUCER_SETTINGS)
                     or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
                 )

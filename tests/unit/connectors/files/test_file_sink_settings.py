@@ -220,7 +220,7 @@ def test_fields_that_a_format_cannot_hold_are_refused(kind, schema, left_out, me
 @pytest.mark.parametrize(
     ("assigner", "message"),
     [
-        (ColumnBuckets("country"), "which its stream does not have"),
+        (ColumnBuckets("country"), "that its stream does not have"),
         (ColumnBuckets("tags"), "cannot be part of a folder's name"),
         (DateTimeBuckets(column="name"), "which is string"),
         (DateTimeBuckets(column="nothing"), "which is missing"),
