@@ -31,7 +31,11 @@ def compile_pattern(pattern: Stages) -> Automaton:
     names = pattern.names
     for name in names:
         if names.count(name) > 1:
-            raise PatternError(f"the pattern has two names '{name}'", what_to_do="give each another one")
+            raise PatternError(
+                f"the pattern has two names '{name}'",
+                why="a match contains events by name",
+                what_to_do="give each another one",
+            )
     skipped_to = pattern.skip.name
     own = [stage.name for stage in pattern.stages if stage.group is None]
     if skipped_to is not None and skipped_to not in own:
@@ -368,6 +372,7 @@ class _Compiler:
         if window is not None and max(between, default=0) > window:
             raise PatternError(
                 f"two events of the pattern may be {max(between)} ms apart, its first and last {window} ms",
+                why="so the longer window never ends first",
                 what_to_do="give a window between two events no more time than the one around all",
             )
         waits = last.name in self._states and self._states[last.name].from_previous_ms is not None

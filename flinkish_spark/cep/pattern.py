@@ -12,6 +12,7 @@ from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import Always, ConditionLike, EventCondition, Or, both, condition_of
 from flinkish_spark.cep.stages import DELIMITER, AfterMatchSkip, Contiguity, Stage, Stages, Times, WithinType
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.protocol.durations import Duration, milliseconds
 from flinkish_spark.protocol.limits import UnusableValueError
 
@@ -41,6 +42,7 @@ class Pattern(Stages):
     """
 
     @staticmethod
+    @check_arguments("first", skip="give one of AfterMatchSkip, as AfterMatchSkip.past_last_event()")
     def begin(first: str | Pattern, skip: AfterMatchSkip | None = None) -> Pattern:
         """Begin with a name, or with a group: a pattern that can be repeated as a whole.
 
@@ -49,11 +51,6 @@ class Pattern(Stages):
         skip
             The matches that a match discards; by default none, so that every match is emitted.
         """
-        if skip is not None and not isinstance(skip, AfterMatchSkip):
-            raise PatternError(
-                f"begin() got {skip!r} as its skip strategy",
-                what_to_do="give one of AfterMatchSkip, as AfterMatchSkip.past_last_event()",
-            )
         return Pattern((_stage(first, Contiguity.STRICT),), skip or AfterMatchSkip())
 
     def next(self, following: str | Pattern) -> Pattern:

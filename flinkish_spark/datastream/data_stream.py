@@ -73,6 +73,9 @@ if TYPE_CHECKING:
 _WITH_SIDES = (RecordedTransform, transforms.LookupTransform, transforms.ProcessTransform)
 
 
+_OTHER = "give it a DataStream; of a keyed one, call it before key_by()"
+
+
 class OperatorSettings:
     """The part of a `DataStream` that configures the operator that made it.
 
@@ -485,6 +488,7 @@ class DataStream(OperatorSettings):
         keyed = self.key_by(*partition) if partition else self.key_by(lambda record: 0, key="INT")
         return keyed.match_recognize(text, uid=uid, **more)
 
+    @check_arguments(others=_OTHER)
     def union(self, *others: DataStream) -> DataStream:
         """Unite streams with the same fields; the order of records of different streams is undefined.
 
@@ -492,20 +496,22 @@ class DataStream(OperatorSettings):
         """
         if not others:
             return self
-        nodes = (self._node, *(self._check_other(other, "union")._node for other in others))
-        return DataStream(self._environment, UnionNode(nodes))
+        for other in others:
+            check_same_job(self._environment, other._environment, "union")
+        return DataStream(self._environment, UnionNode((self._node, *(other._node for other in others))))
 
     @overload
     def connect(self, other: DataStream) -> ConnectedStreams: ...
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    @check_arguments(other=_OTHER)
     def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Let one function read this stream and another one, which may have other fields."""
+        check_same_job(self._environment, other._environment, "connect")
         if isinstance(other, BroadcastStream):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
-            check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(entry, other)
-        return ConnectedStreams(self, self._check_other(other, "connect"))
+        return ConnectedStreams(self, other)
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         """Send every record to every partition of the operator that reads it.
@@ -513,15 +519,6 @@ class DataStream(OperatorSettings):
         A function's `process_broadcast_element` fills the states of the descriptors.
         """
         return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
-
-    def _check_other(self, other: Any, method: str) -> DataStream:
-        if not isinstance(other, DataStream):
-            raise GraphError(
-                f"{method}() got a {type(other).__name__}",
-                what_to_do="give it a DataStream; of a keyed one, call it before key_by()",
-            )
-        check_same_job(self._environment, other._environment, method)
-        return other
 
     @check_arguments()
     def process_with_state(

@@ -81,6 +81,9 @@ class FoldSettings(TypedDict, total=False):
     max_parallelism: int | None
 
 
+_OTHER = "call key_by() on the other one too, with a key of the same type"
+
+
 class KeyedStream:
     """A stream partitioned by key; :meth:`process` gives it a function with state.
 
@@ -464,21 +467,24 @@ class KeyedStream:
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    @check_arguments(other=_OTHER)
     def connect(
         self, other: KeyedStream | BroadcastStream
     ) -> KeyedConnectedStreams | BroadcastConnectedStream:
         """Let one function read this stream and another one: keyed by the same types, or broadcast."""
+        check_same_job(self._environment, other._environment, "connect")
         if isinstance(other, BroadcastStream):
-            check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(self._entry, other)
-        return KeyedConnectedStreams(self._environment, self._entry, self._check_other(other, "connect"))
+        return KeyedConnectedStreams(self._environment, self._entry, other._entry)
 
+    @check_arguments(other=_OTHER)
     def join(self, other: KeyedStream) -> JoinedStreams:
         """Join this stream, the left one, with another one that has keys of the same types.
 
         Then call `interval`, `window`, `co_group` or `temporal` for the kind of join.
         """
-        return JoinedStreams(self._environment, self._entry, self._check_other(other, "join"))
+        check_same_job(self._environment, other._environment, "join")
+        return JoinedStreams(self._environment, self._entry, other._entry)
 
     def interval_join(
         self,
@@ -491,16 +497,6 @@ class KeyedStream:
     ) -> DataStream:
         """Join elements whose event times are near; as :meth:`JoinedStreams.interval`."""
         return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
-
-    def _check_other(self, other: Any, method: str) -> KeyedEntry:
-        if not isinstance(other, KeyedStream):
-            raise GraphError(
-                f"{method}() got a {type(other).__name__}",
-                why="this stream is keyed",
-                what_to_do="call key_by() on the other one too, with a key of the same type",
-            )
-        check_same_job(self._environment, other._environment, method)
-        return other._entry
 
     def _add_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from flinkish_spark.protocol.codec import Presence, StoredObject, StoredRow, whole
 from flinkish_spark.protocol.ids import Instance, check_name
-from flinkish_spark.protocol.limits import MOST_MS, check_whole
+from flinkish_spark.protocol.limits import check_whole
 
 #: The watermark before the first one: nothing is late.
 MIN_WATERMARK_MS = -(1 << 63)
@@ -165,9 +165,6 @@ class BoundedOutOfOrderness:
 
     max_out_of_orderness_ms: int
 
-    def __post_init__(self) -> None:
-        check_whole("max_out_of_orderness_ms", self.max_out_of_orderness_ms, least=0, most=MOST_MS)
-
     def watermark_ms(self, time_ms: int) -> int:
         return max(MIN_WATERMARK_MS, time_ms - self.max_out_of_orderness_ms - 1)
 
@@ -206,7 +203,6 @@ class Alignment:
 
     def __post_init__(self) -> None:
         check_name(self.group, "alignment group")
-        check_whole("max_drift_ms", self.max_drift_ms, least=0, most=MOST_MS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +211,6 @@ class AssignerRules:
     #: Processing time without records after which a channel is idle; None for never.
     idleness_ms: int | None = None
     alignment: Alignment | None = None
-
-    def __post_init__(self) -> None:
-        if self.idleness_ms is not None:
-            check_whole("idleness_ms", self.idleness_ms, least=1, most=MOST_MS)
 
 
 @dataclass(frozen=True, slots=True)

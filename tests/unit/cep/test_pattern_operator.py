@@ -575,8 +575,8 @@ def test_partial_matches_of_another_automaton_are_refused_by_name() -> None:
         (lambda s: CEP.pattern(s, of_names("a")).select(None, output="n INT", uid="u"), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a")).side_output_late_data("late"), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a")).limit_open_matches(5), ConfigError),
-        (lambda s: OpenMatches(0), PatternError),
-        (lambda s: OpenMatches(1, "FAIL"), PatternError),
+        (lambda s: OpenMatches(0), ConfigError),
+        (lambda s: OpenMatches(1, "FAIL"), ConfigError),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_call(wrong: Any, error: type[Exception]) -> None:

@@ -393,10 +393,7 @@ def test_facts_of_another_shape_are_refused(value) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: BoundedOutOfOrderness(-1),
-        lambda: AssignerRules(ReportedWatermarks(), idleness_ms=0),
         lambda: Alignment("a b", 0),
-        lambda: Alignment("a", -1),
         lambda: AssignerInput.from_json(["a", [-1], False]),
     ],
 )
