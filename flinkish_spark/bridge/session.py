@@ -534,7 +534,9 @@ def check_java() -> None:
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     except OSError as error:
-        raise EnvironmentFault("there is no Java", why=f"{java} fails: {error}", what_to_do=install) from None
+        raise EnvironmentFault(
+            "there is no Java", why=f"{java} does not run: {error}", what_to_do=install
+        ) from None
     version = _JAVA_VERSION.search(answer.stderr)
     if version is not None and int(version[1]) < _LEAST_JAVA:
         raise EnvironmentFault(f"Java {version[1]} is too old", why=f"Spark runs {java}", what_to_do=install)

@@ -209,9 +209,9 @@ class KeyedStream:
         Raises
         ------
         ConfigError
-            The number of key groups is out of range.
+            The number of key groups is out of range, or it is no KeyedProcessFunction.
         GraphError
-            It is no KeyedProcessFunction, or the uid cannot be used or is taken.
+            The uid cannot be used or is taken.
         UserFunctionError
             The function cannot be serialised.
         SchemaError
