@@ -53,7 +53,9 @@ class DeltaSinkSettings:
     def __post_init__(self) -> None:
         check_fields(self, writer="leave writer out")
         if self.writer not in (None, "python"):
-            raise ConfigError(f"writer is {self.writer!r}", what_to_do="leave writer out")
+            raise ConfigError(
+                f"writer is {self.writer!r}", why="tasks write files in Python", what_to_do="leave writer out"
+            )
         object.__setattr__(self, "writer", "python")
         check_store_options(self.path, self.store_options)
         for name in self.options:

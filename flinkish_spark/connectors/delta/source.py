@@ -272,6 +272,7 @@ class DeltaSource(_TableFileSource):
         if reader not in (None, "python"):
             raise ConfigError(
                 f"reader is {reader!r}",
+                why="this package reads Delta in Python",
                 what_to_do="leave it out; for Spark's own source use env.from_dataframe",
             )
         snapshot = DeltaSnapshot.read(to_table_path(path, store_options))

@@ -76,7 +76,11 @@ class KafkaSinkSettings:
     def __post_init__(self) -> None:
         check_fields(self, value=FORMATS, key=FORMATS, writer="leave writer out")
         if self.writer not in (None, "python"):
-            raise ConfigError(f"writer is {self.writer!r}", what_to_do="leave writer out")
+            raise ConfigError(
+                f"writer is {self.writer!r}",
+                why="tasks write to Kafka in Python",
+                what_to_do="leave writer out",
+            )
         object.__setattr__(self, "writer", "python")
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")

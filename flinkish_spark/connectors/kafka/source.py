@@ -223,7 +223,9 @@ class KafkaSource(KafkaInput):
 
     def __post_init__(self, reader: str | None) -> None:
         if reader not in (None, "python"):
-            raise ConfigError(f"reader is {reader!r}", what_to_do="leave it out")
+            raise ConfigError(
+                f"reader is {reader!r}", why="this package reads Kafka in Python", what_to_do="leave it out"
+            )
         check_fields(
             self,
             value=FORMATS,
