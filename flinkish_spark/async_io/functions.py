@@ -408,9 +408,7 @@ class CallLimits:
             ("per_job_per_s", self.per_job_per_s),
         ):
             if value is not None and not (isinstance(value, int | float) and value > 0):
-                raise ConfigError(
-                    f"{name} is {value!r}", what_to_do="give a positive number of calls, or leave it out"
-                )
+                raise ConfigError(f"{name} is {value!r}", what_to_do="give a number above 0, or leave it out")
 
     def rate_per_s(self, workers: int) -> float | None:
         """Return the calls per second that each of several workers may begin; None for any number."""

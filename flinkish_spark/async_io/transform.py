@@ -139,5 +139,4 @@ def _no_common_places(settings: AsyncSettings, name: str) -> GraphError:
         "the same",
         what_to_do="let one keyed operator read it, or only sinks; or write its input to a topic that other "
         "jobs read (docs/chained-jobs.md)",
-        uid=settings.uid,
     )

@@ -566,9 +566,7 @@ class OutputReader:
     def _read_files(self, counts: OutputCounts) -> None:
         root = Path(counts.spec.place)
         if not root.is_dir():
-            raise SchemaError(
-                f"there is no directory {root}", what_to_do=f"correct the place of '{counts.spec.sink}'"
-            )
+            raise SchemaError(f"there is no directory {root}", what_to_do=f"correct '{counts.spec.sink}'")
         for path in sorted(root.rglob("*.parquet")):
             # As in Spark, files with these prefixes are hidden.
             if not any(part[0] in "._" for part in path.relative_to(root).parts):

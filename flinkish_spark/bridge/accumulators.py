@@ -34,11 +34,7 @@ class TaskTallies:
         try:
             return sum_counts(self._carrier.value)
         except ValueError as error:
-            raise UserFunctionError(
-                str(error),
-                why="a job has one accumulator per name",
-                what_to_do="give one of them another name",
-            ) from None
+            raise UserFunctionError(str(error), what_to_do="give one of them another name") from None
 
     def bases(self) -> tuple[str, ...]:
         """Return the files of big key groups that tasks have written in a bucket since :meth:`begin`."""

@@ -112,14 +112,12 @@ def check_bucket(spark: SparkSession, place: StoreSpec, store: Store) -> None:
                 f"Spark cannot reach the job directory {url}",
                 why=describe_error(error),
                 what_to_do=what_to_do,
-                url=url,
             ) from error
     if not is_there:
         raise EnvironmentFault(
             f"Spark does not see in {url} what this process has written to {place.url}",
             why="the two reach different stores: the options of the store and Spark's Hadoop settings differ",
             what_to_do="give both the same endpoint",
-            url=url,
         )
 
 
@@ -153,5 +151,4 @@ def check_bucket_in_tasks(spark: SparkSession, place: StoreSpec, store: Store) -
             why="; ".join(blind[:3]),
             what_to_do=f"{how_to_install('hdfs' if is_hdfs else 'object-store')} on the executors, "
             f"and give them {given} by spark.executorEnv",
-            url=place.url,
         )

@@ -108,8 +108,6 @@ def refuse_other_target(spark: SparkSession) -> None:
         f"the program's session runs on {context.master}, and --target says {target}",
         why="SparkSession.builder.master() in a program overrides --target",
         what_to_do="take .master(...) out of the program; without `flinkish run` Spark's default is local[*]",
-        master=context.master,
-        target=target,
     )
 
 
@@ -567,9 +565,7 @@ def check_java() -> None:
         ) from None
     version = _JAVA_VERSION.search(answer.stderr)
     if version is not None and int(version[1]) < _LEAST_JAVA:
-        raise EnvironmentFault(
-            f"Java {version[1]} is too old", why=f"Spark would run {java}", what_to_do=install
-        )
+        raise EnvironmentFault(f"Java {version[1]} is too old", why=f"Spark runs {java}", what_to_do=install)
 
 
 def _java() -> str | None:

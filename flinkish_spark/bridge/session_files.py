@@ -55,7 +55,6 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
     if not isinstance(place, str) or not place or "\0" in place:
         raise ConfigError(
             f"the path of {what} is {place!r:.200}",
-            why="it must be a path or a URL, as a str",
             what_to_do="write the path of a file or folder, or a URL like hdfs://namenode:8020/file",
         )
     scheme = _URL.match(place)
@@ -73,14 +72,11 @@ def local_copy(spark: SparkSession, what: str, place: str) -> Iterator[Path]:
             f"{what} is not at {path}",
             why=f"there is no such file or folder on the driver (in {os.getcwd()})",
             what_to_do="correct the path",
-            path=str(path),
         )
     if not (path.is_file() or path.is_dir()) or not os.access(path, os.R_OK):
         raise ConfigError(
-            f"{what} at {path} cannot be read",
-            why="it is neither a file nor a folder, or its rights forbid it",
-            what_to_do="name a file or folder that this process may read",
-            path=str(path),
+            f"{what} at {path} is neither a file nor a folder, or its rights forbid it",
+            what_to_do="name one that this process may read",
         )
     yield path
 
@@ -116,14 +112,8 @@ def _download(spark: SparkSession, what: str, url: str, scheme: str, target: Pat
             f"{what} at {url} cannot be read",
             why=describe_error(error),
             what_to_do="look whether the session has Hadoop's file system for it, and its login; or copy it",
-            url=url,
         ) from error
-    raise ConfigError(
-        f"{what} is not at {url}",
-        why="there is no such file or folder",
-        what_to_do="correct the URL",
-        url=url,
-    )
+    raise ConfigError(f"{what} is not at {url}", why="nothing is there", what_to_do="correct the URL")
 
 
 def ship_tree(
@@ -140,9 +130,7 @@ def ship_tree(
                 unnamed.rename(archive)
                 _send(spark, what, archive, name)
     except ValueError as error:
-        raise ConfigError(
-            f"{what} cannot be shipped", why=str(error), what_to_do="take it out of the folder"
-        ) from None
+        raise ConfigError(f"{what} cannot be shipped", why=str(error), what_to_do="take it out") from None
     except OSError as error:
         what_to_do = "make sure that it can be read, and that spark.local.dir has room for it"
         raise EnvironmentFault.from_os_error(
@@ -166,7 +154,6 @@ def ship_archive(spark: SparkSession, what: str, archive: Path, target: str) -> 
             f"the session has another archive '{target}'",
             why="Spark keeps shipped files until the session ends, and would mix the two",
             what_to_do="give another target_dir, or start a new session",
-            target_dir=target,
         )
     shipped = _folder(spark) / name
     if is_tar:
@@ -198,7 +185,6 @@ def add_to_python_path(spark: SparkSession, what: str, origin: str, name: str) -
             f"{what} has changed since this session added it",
             why="this process and its workers may have imported it as it was, and Python does so once",
             what_to_do="restart the program, or the notebook's kernel",
-            path=origin,
         )
     if name not in context._python_includes:
         # Spark's own list for `addPyFile`: names among its files that workers put on their path.
@@ -294,7 +280,6 @@ def _suffix_of(what: str, archive: Path) -> str:
             f"{what} is no archive that Spark unpacks: {archive}",
             why=why,
             what_to_do="pack a folder with `zip -r` or `tar -czf`; ship a file with register_cached_file()",
-            path=str(archive),
         )
     return suffix
 

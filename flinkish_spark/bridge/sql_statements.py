@@ -204,7 +204,6 @@ def _check_column(column: Any, table: str) -> None:
     for what in [what for what, is_so in more.items() if is_so]:
         raise GraphError(
             f"the column '{column.name()}' of the table '{table}' is {what}",
-            why="a script says the types of columns, and the system behind a table has its own rules",
             what_to_do="leave it out, and filter or fill in the query",
         )
 

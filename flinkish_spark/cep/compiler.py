@@ -35,7 +35,6 @@ def compile_pattern(pattern: Stages) -> Automaton:
                 f"the pattern has two names '{name}'",
                 why="a match contains events by name",
                 what_to_do="give each another one",
-                name=name,
             )
     skipped_to = pattern.skip.name
     own = [stage.name for stage in pattern.stages if stage.group is None]
@@ -45,7 +44,6 @@ def compile_pattern(pattern: Stages) -> Automaton:
             f"a match is to be skipped to '{skipped_to}', which the pattern does not have",
             why=why,
             what_to_do="skip to one of the names outside groups",
-            name=skipped_to,
         )
     return _Compiler(pattern).compile()
 
@@ -126,7 +124,6 @@ def _endless(state: str) -> PatternError:
         "a group is repeated in which every name is optional",
         why="it could be repeated without an event, for ever",
         what_to_do="leave one of its names not optional, or do not repeat it",
-        state=state,
     )
 
 
@@ -264,7 +261,6 @@ class _Compiler:
                     f"{stage} is optional and greedy, has an until(), and follows a negated name",
                     why="its states cannot be distinguished",
                     what_to_do="leave one of these out",
-                    name=stage.name,
                 )
             state.add(Action.PROCEED, ended, both(proceed, stage.until))
             proceed = both(proceed, Not(stage.until))
@@ -385,7 +381,6 @@ class _Compiler:
                 f"{last} is negated and is the last one",
                 why="without a window it is never known that no such event comes",
                 what_to_do="call within() after it",
-                name=last.name,
             )
 
     def _check_loops(self) -> None:
@@ -417,7 +412,6 @@ class _Compiler:
                         f"'{name}' is negated, and all names before it are optional",
                         why="without an event of them the negation has no first event",
                         what_to_do="use two patterns, one with the optional names and one without",
-                        name=name,
                     )
                 seen.add(target.name)
                 waiting.append(target)

@@ -313,7 +313,6 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
             return ContextCondition(given, label)
     raise PatternError(
         f"{where}() got {given!r} ({type(given).__name__})",
-        why="it cannot be called with an event",
         what_to_do="give a function of an event, one of an event and a context, SQL text, a SqlCondition or "
         "an IterativeCondition",
     )

@@ -282,9 +282,7 @@ def _import_sqlglot() -> Any:
         import sqlglot
     except ImportError as error:
         raise ConfigError(
-            "match_recognize() cannot read SQL here",
-            why="sqlglot is not installed",
-            what_to_do=how_to_install("sql"),
+            "match_recognize() cannot read SQL here", what_to_do=how_to_install("sql")
         ) from error
     return sqlglot
 
@@ -308,9 +306,7 @@ def _unquote(text: str) -> str:
 
 
 def _refuse(text: str, why: str, what_to_do: str) -> NoReturn:
-    raise PatternError(
-        f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do, text=text
-    )
+    raise PatternError(f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do)
 
 
 class _PatternReader:

@@ -481,7 +481,6 @@ class Matcher:
                 why=f"no more than {limit.most} may be",
                 what_to_do="give the pattern a window, make its conditions narrower, or let some be lost: "
                 "OpenMatches(most, Overflow.DISCARD_OLDEST)",
-                most=limit.most,
             )
         begun = sorted((one for one in state.partial if one.last is not None), key=begins)
         over = begun[:too_many] if limit.overflow is Overflow.DISCARD_OLDEST else begun[-too_many:]
@@ -559,8 +558,6 @@ class Matcher:
                 f"a match cannot be skipped to '{self._skip.name}'",
                 why="it has taken no event of that name" if at is None else "that is where it begins itself",
                 what_to_do="leave raise_on_miss() out, or skip to a name that every match has later on",
-                name=self._skip.name,
-                match=_match(path, self.take),
             )
 
 

@@ -12,6 +12,7 @@ from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import Always, ConditionLike, EventCondition, Or, both, condition_of
 from flinkish_spark.cep.stages import DELIMITER, AfterMatchSkip, Contiguity, Stage, Stages, Times, WithinType
 from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.protocol.durations import Duration, milliseconds
 from flinkish_spark.protocol.limits import UnusableValueError
 
@@ -41,6 +42,7 @@ class Pattern(Stages):
     """
 
     @staticmethod
+    @check_arguments("first", skip="give one of AfterMatchSkip, as AfterMatchSkip.past_last_event()")
     def begin(first: str | Pattern, skip: AfterMatchSkip | None = None) -> Pattern:
         """Begin with a name, or with a group: a pattern that can be repeated as a whole.
 
@@ -49,11 +51,6 @@ class Pattern(Stages):
         skip
             The matches that a match discards; by default none, so that every match is emitted.
         """
-        if skip is not None and not isinstance(skip, AfterMatchSkip):
-            raise PatternError(
-                f"begin() got {skip!r} as its skip strategy",
-                what_to_do="give one of AfterMatchSkip, as AfterMatchSkip.past_last_event()",
-            )
         return Pattern((_stage(first, Contiguity.STRICT),), skip or AfterMatchSkip())
 
     def next(self, following: str | Pattern) -> Pattern:
@@ -235,7 +232,6 @@ class Pattern(Stages):
         if isinstance(given, Pattern):
             raise PatternError(
                 f"{contiguity.value} has the group {given.names}",
-                why="a group has no condition that an event could fail",
                 what_to_do="give a name, and its condition by where()",
             )
         if self._last.is_optional:
@@ -278,7 +274,7 @@ class Pattern(Stages):
             self._refuse(f"has {call}()", "its names have conditions", "give the condition to a name of it")
 
     def _refuse(self, what: str, why: str, what_to_do: str) -> NoReturn:
-        raise PatternError(f"{self._last} {what}", why=why, what_to_do=what_to_do, name=self._last.name)
+        raise PatternError(f"{self._last} {what}", why=why, what_to_do=what_to_do)
 
 
 @dataclass(frozen=True, slots=True)

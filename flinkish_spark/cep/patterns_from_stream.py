@@ -33,9 +33,10 @@ from flinkish_spark.core.elements import (
     TIMED_OUT,
     OutputTag,
 )
-from flinkish_spark.core.errors import ConfigError, PatternError
+from flinkish_spark.core.errors import PatternError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.subtask import SubtaskFacts
-from flinkish_spark.core.validation import check_function, check_methods, instance_of
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -119,6 +120,9 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
     [Record(id='steep', version=1, value=9)]
     """
 
+    @check_arguments(
+        patterns='give them by name: {"rising": rising}', conditions='give them by name: {"high": is_high}'
+    )
     def __init__(
         self,
         elements: str,
@@ -129,15 +133,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         late_output: OutputTag | None = None,
         limit: OpenMatches | None = None,
     ) -> None:
-        kind_of_function: type = PatternProcessFunction
-        instance_of("function", function, kind_of_function, what_to_do="give an instance of a subclass")
-        check_methods(function, kind_of_function, f"the {type(function).__name__}")
-        for name, value, kind in (("late_output", late_output, OutputTag), ("limit", limit, OpenMatches)):
-            if value is not None:
-                instance_of(name, value, kind, what_to_do=f"give an {kind.__name__}, or leave it out")
         for name, known in (("patterns", patterns), ("conditions", conditions)):
-            if known is not None and not isinstance(known, Mapping):
-                raise ConfigError(f"{name} is {known!r}", what_to_do='give them by name: {"rising": rising}')
             for called, one in (known or {}).items():
                 # A class makes an object of the rule's arguments.
                 if callable(one) and not isinstance(one, type):
@@ -207,9 +203,7 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
         if value.version <= version:
             raise PatternError(
                 f"version {value.version} of the rule '{value.id}' is not newer than {version}",
-                why="a later rule has come before it",
                 what_to_do="send it with a greater version",
-                version=version,
             )
         goes_on = False
         # The program may have changed, and no longer know what the old rule named.
@@ -314,7 +308,6 @@ class PatternsFromStream(KeyedBroadcastProcessFunction):
                 f"the rule '{name}' was taken over once, and cannot be searched for any more",
                 why=str(error),
                 what_to_do="give the program what the rule names, or send a newer rule of that id",
-                name=name,
             ) from None
 
 

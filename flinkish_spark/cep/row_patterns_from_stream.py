@@ -14,7 +14,7 @@ from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.rows import RowMatcher, RowsPerMatch, RowState
 from flinkish_spark.core.elements import LATE_RECORDS_DROPPED, MATCHES, MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.functions.keyed import (
     BroadcastOnTimerContext,
     KeyedBroadcastContext,
@@ -75,11 +75,8 @@ class RowPatternsFromStream(KeyedBroadcastProcessFunction):
     [Record(pattern='rising', first_ms=0, last_ms=2, measures='{"top": 9}')]
     """
 
+    @check_arguments()
     def __init__(self, elements: str, late_output: OutputTag | None = None) -> None:
-        if late_output is not None:
-            instance_of(
-                "late_output", late_output, OutputTag, what_to_do="give an OutputTag, or leave it out"
-            )
         self._late_output = late_output
         fields = parse_ddl(elements)
         if not isinstance(fields, T.StructType):

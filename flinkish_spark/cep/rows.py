@@ -468,7 +468,6 @@ class RowMatcher:
                 if at is None
                 else "that is its first row, and it would be found again",
                 what_to_do="skip to a variable that every match has after its first row",
-                name=names,
             )
         return start + at
 

@@ -49,9 +49,7 @@ class KnownToRules:
         try:
             said = json.loads(rule)
         except (ValueError, RecursionError) as error:
-            raise PatternError(
-                "a rule is no JSON", why=str(error), what_to_do="send an object, as text", text=rule
-            ) from None
+            raise PatternError("a rule is no JSON", why=str(error), what_to_do="send an object") from None
         if not isinstance(said, dict):
             _refuse(said, "a rule is an object")
         if "pattern" not in said:
@@ -230,4 +228,4 @@ def _check_members(said: Any, needed: set[str], others: set[str]) -> None:
 
 def _refuse(said: Any, why: str) -> NoReturn:
     text = said if isinstance(said, str) else json.dumps(said, default=str)
-    raise PatternError(f"a rule says {text[:200]}", why=why, what_to_do="correct the rule", text=text)
+    raise PatternError(f"a rule says {text[:200]}", why=why, what_to_do="correct the rule")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from flinkish_spark.cep.conditions import ALWAYS, Condition
 from flinkish_spark.core.errors import PatternError
-from flinkish_spark.core.suggestions import closest
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.protocol.choices import Choice
 
 #: Separates the name of a state from its number; not allowed in names of stages.
@@ -97,7 +98,6 @@ class AfterMatchSkip:
         if self.name is None:
             raise PatternError(
                 f"{self.kind.value} cannot miss",
-                why="it skips to no event of a name",
                 what_to_do="leave raise_on_miss() out, or use to_first(name) or to_last(name)",
             )
         return replace(self, raises=True)
@@ -123,28 +123,13 @@ class OpenMatches:
     most
         From 1.
 
-    Raises
-    ------
-    PatternError
-        `most` is not a positive integer, or `overflow` is not an :class:`Overflow`.
     """
 
-    most: int
+    most: Annotated[int, Range(1)]
     overflow: Overflow = Overflow.FAIL
 
     def __post_init__(self) -> None:
-        if type(self.most) is not int or self.most < 1:
-            raise PatternError(
-                f"{self.most!r} partial matches may be open",
-                why="it must be a whole number, 1 or more",
-                what_to_do="give one, as OpenMatches(10_000)",
-            )
-        if not isinstance(self.overflow, Overflow):
-            raise PatternError(
-                f"{self.overflow!r} is to happen when more partial matches are open",
-                why=closest(str(self.overflow), Overflow.__members__),
-                what_to_do="give Overflow.FAIL, Overflow.DISCARD_OLDEST or Overflow.DISCARD_NEWEST",
-            )
+        check_fields(self, most="give one, as OpenMatches(10_000)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ _SIZES = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 def _make_error(value: str, why: str) -> PatternError:
     """Return the error of an expression that has no value; Spark raises one in ANSI mode."""
     what_to_do = "cast to a wider type, or leave such rows out by a CASE"
-    return PatternError(value, why=why, what_to_do=what_to_do, value=value)
+    return PatternError(value, why=why, what_to_do=what_to_do)
 
 
 def whole(bits: int, value: int) -> int:

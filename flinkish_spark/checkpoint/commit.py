@@ -73,7 +73,6 @@ class Confirmation:
                 f"checkpoint {decision.checkpoint} holds decided data of sink '{unknown[0]}', "
                 "which this job does not have",
                 what_to_do="start the job once with that sink, then remove it",
-                uid=unknown[0],
             )
         staged = decision.group_by_sink()
         answers = {uid: self._commit_sink(decision, uid, staged.get(uid, [])) for uid in self._committers}

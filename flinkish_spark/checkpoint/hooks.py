@@ -64,11 +64,6 @@ class MasterHooks:
             self.add(hook)
 
     def add(self, hook: MasterHook) -> None:
-        if not isinstance(hook, MasterHook):
-            raise ConfigError(
-                f"a {type(hook).__name__} is no MasterHook",
-                what_to_do="derive it from flinkish_spark.MasterHook",
-            )
         try:
             name = check_name(hook.name, "name of a master hook")
         except ValueError as error:

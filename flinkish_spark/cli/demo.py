@@ -61,7 +61,7 @@ def demo(folder: Path | None) -> None:
         was_faster = job.has_ended
     if was_faster:
         raise EnvironmentFault(
-            "the job of the demo has ended before it could be killed", what_to_do="run it again"
+            "the demo's job has ended before it could be killed", what_to_do="run it again"
         )
     tell("killed it with SIGKILL in the middle of the next checkpoint: driver, JVM, workers")
     with _run_job(folder) as job:

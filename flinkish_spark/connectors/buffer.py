@@ -420,7 +420,7 @@ class BufferWriter(SinkWriter):
         unseen = [file.name for file in files if not self._folder.has_size(file)]
         if unseen:
             raise EnvironmentFault(
-                f"sink '{context.uid}' staged the file {unseen[0]}, which the driver does not see in "
+                f"sink '{context.uid}' staged {unseen[0]}, which the driver does not see in "
                 f"{context.place.url}",
                 why="the executors write into another file system than the driver reads",
                 what_to_do="put the job directory where driver and executors see the same files",
@@ -473,5 +473,4 @@ def require_bufferable(context: SinkContext, what: str = "buffer") -> None:
                 f"{field.dataType.simpleString()}",
                 why=str(error).split("\n")[0],
                 what_to_do="cast it to another type with transform(...)",
-                uid=context.uid,
             ) from error

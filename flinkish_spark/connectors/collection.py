@@ -6,15 +6,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.iterators import elements_of
-from flinkish_spark.core.validation import raise_config_errors
-from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.row_form import RowForm
 from flinkish_spark.types.schemas import output_schema
 
@@ -50,9 +49,14 @@ class CollectionSource(SplitSource):
     kind = "collection"
     is_bounded = True
 
-    def __init__(self, values: Iterable[Any], schema: str | T.StructType, *, splits: int = 1) -> None:
-        with raise_config_errors("give the number of parts to read at the same time"):
-            check_whole("splits", splits, least=1, most=10_000)
+    @check_arguments("values", "schema", splits="give the number of parts to read at the same time")
+    def __init__(
+        self,
+        values: Iterable[Any],
+        schema: str | T.StructType,
+        *,
+        splits: Annotated[int, Range(1, 10_000)] = 1,
+    ) -> None:
         if isinstance(values, str | bytes | Mapping | Set) or not isinstance(values, Iterable):
             raise ConfigError(
                 f"values is {values!r:.200}",
@@ -106,7 +110,6 @@ def _check_records(values: Iterable[Any], schema: T.StructType) -> Iterator[tupl
                 f"record {index} of the collection, {value!r}, does not fit the schema",
                 why=str(error).replace("emitted", "it has", 1),
                 what_to_do=f"correct it, or the schema: {json.dumps(schema.simpleString())}",
-                index=index,
             ) from error
         yield record
 

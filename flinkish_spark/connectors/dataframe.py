@@ -51,9 +51,7 @@ class DataFrameSource(Source):
 
     def __post_init__(self) -> None:
         if not self.frame.isStreaming:
-            raise GraphError(
-                "from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream to make it"
-            )
+            raise GraphError("from_dataframe() got a batch DataFrame", what_to_do="use spark.readStream")
         check_output_mode(self.output_mode)
         check_field_names(
             add_row_kind(self.frame, self.output_mode).schema, "the DataFrame of from_dataframe()"
@@ -65,7 +63,6 @@ class DataFrameSource(Source):
                     f"the DataFrame reads the source '{name}', which cannot be replayed",
                     why="after a crash the same offsets must give the same rows again",
                     what_to_do=f"read from one of {', '.join(sorted(REPLAYABLE))}",
-                    source=name,
                 )
         why = why_not_streamed(self.frame, native_parts(self.frame), self.output_mode)
         if why:
@@ -74,7 +71,6 @@ class DataFrameSource(Source):
                 why=why,
                 what_to_do="change the query as for writeStream; an aggregate without a watermark needs "
                 f"output_mode='{UPDATE}'",
-                output_mode=self.output_mode,
             )
 
     def datasets(self) -> tuple[Dataset, ...]:

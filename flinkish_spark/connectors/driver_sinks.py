@@ -188,9 +188,7 @@ class MemorySink(BufferedSink):
     def __post_init__(self) -> None:
         check_fields(self)
         if not self.name:
-            raise ConfigError(
-                f"the name of a MemorySink is {self.name!r}", what_to_do='give a text: MemorySink("totals")'
-            )
+            raise ConfigError(f"MemorySink has the name {self.name!r}", what_to_do='give a text: "totals"')
 
     def rows(self) -> list[Row]:
         """Return the rows of all completed checkpoints, in order of checkpoint."""

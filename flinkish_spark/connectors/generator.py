@@ -19,13 +19,11 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.fields import Range, check_arguments, check_fields
 from flinkish_spark.core.validation import (
     check_methods,
-    instance_of,
     raise_config_errors,
     unusable,
-    values_by_name,
 )
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import (
@@ -33,7 +31,6 @@ from flinkish_spark.protocol.limits import (
     Limit,
     NoLimit,
     check_factor,
-    check_limit,
     check_whole,
 )
 from flinkish_spark.types.schemas import check_field_names
@@ -261,6 +258,9 @@ _AT_ONCE = 100_000
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+>")
 
 
+_BY_NAME = 'give fields by name: {"id": Counting()}'
+
+
 class DataGeneratorSource(SplitSource):
     """Generates records: the n-th is a pure function of seed and n, in every process and replay.
 
@@ -289,29 +289,24 @@ class DataGeneratorSource(SplitSource):
 
     kind = "generator"
 
+    @check_arguments(fields=_BY_NAME)
     def __init__(
         self,
         fields: Mapping[str, Field],
         *,
-        records: Limit = UNLIMITED,
-        seed: int = 0,
+        records: Annotated[Limit, Range(0)] = UNLIMITED,
+        seed: Annotated[int, Range(-(1 << 63), (1 << 63) - 1)] = 0,
         rate: RateLimit | None = None,
-        splits: int = 1,
+        splits: Annotated[int, Range(1, 10_000)] = 1,
     ) -> None:
-        by_name = 'give fields by name: {"id": Counting()}'
-        if not values_by_name("fields", fields, what_to_do=by_name):
-            raise ConfigError("fields is empty", what_to_do=by_name)
+        if not fields:
+            raise ConfigError("fields is empty", what_to_do=_BY_NAME)
         for name, field in fields.items():
-            what_to_do = "give for example RandomLong(1, 100)"
-            instance_of(f"fields[{name!r}]", field, Field, what_to_do=what_to_do)  # type: ignore[type-abstract]
             check_methods(field, Field, f"fields[{name!r}]")
             _check_identity(name, field)
-        with raise_config_errors("see the documentation of DataGeneratorSource"):
-            check_limit("records", records, least=0)
-            if not isinstance(records, NoLimit):
+        if not isinstance(records, NoLimit):
+            with raise_config_errors("give fewer, or UNLIMITED"):
                 check_whole("records", records, least=0, most=(1 << 63) - 1)
-            check_whole("seed", seed, least=-(1 << 63), most=(1 << 63) - 1)
-            check_whole("splits", splits, least=1, most=10_000)
         _check_last(fields, records)
         self.schema = T.StructType([T.StructField(name, field.type) for name, field in fields.items()])
         check_field_names(self.schema, "a data generator")

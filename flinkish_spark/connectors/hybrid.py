@@ -62,9 +62,7 @@ class HybridSource(SplitSource):
         for index, part in enumerate(parts):
             if not part.is_bounded and index + 1 < len(parts):
                 raise ConfigError(
-                    f"part {index} of a hybrid source has no end",
-                    why="the part after it would never begin",
-                    what_to_do="give it an end, or put it last",
+                    f"part {index} of a hybrid source has no end", what_to_do="give it an end, or put it last"
                 )
             if part.record_type != parts[0].record_type:
                 raise ConfigError(

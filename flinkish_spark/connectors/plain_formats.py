@@ -182,7 +182,6 @@ def check_exact(
                 f"{whose} has the field '{one.name}', which cannot be written exactly",
                 why=why,
                 what_to_do="convert it in a transform, for example by a cast to STRING",
-                column=one.name,
             )
 
 

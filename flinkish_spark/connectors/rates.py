@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from flinkish_spark.core.validation import raise_config_errors, unusable
-from flinkish_spark.protocol.limits import UNLIMITED, Limit, NoLimit, check_limit
+from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.validation import unusable
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, NoLimit
 
 #: An unused allowance is kept for this long, so that no flood follows a pause.
 _LONGEST_SAVING_S = 1.0
@@ -33,11 +35,10 @@ class RateLimit:
     """
 
     records_per_second: float | NoLimit = UNLIMITED
-    records_per_batch: Limit = UNLIMITED
+    records_per_batch: Annotated[Limit, Range(1)] = UNLIMITED
 
     def __post_init__(self) -> None:
-        with raise_config_errors("give a whole number above zero, or leave it out"):
-            check_limit("records_per_batch", self.records_per_batch, least=1)
+        check_fields(self, records_per_batch="give a whole number above zero, or leave it out")
         rate = self.records_per_second
         if isinstance(rate, NoLimit):
             return

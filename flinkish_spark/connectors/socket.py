@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO
 
 from pyspark.sql import SparkSession
 
@@ -26,13 +26,14 @@ from flinkish_spark.core.errors import (
     InputLostError,
     StoreError,
 )
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.forks import OwnFile
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
-from flinkish_spark.core.validation import instance_of, raise_config_errors, to_ms, unusable
-from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import MOST_MS, Limit, check_limit, check_whole, exceeds
+from flinkish_spark.core.validation import unusable
+from flinkish_spark.protocol.durations import Milliseconds
+from flinkish_spark.protocol.limits import MOST_MS, Limit, exceeds
 from flinkish_spark.protocol.plan_layout import Position
 
 # The log is a folder of segments, each named by the position of its first byte in the log. A line is stored
@@ -397,28 +398,23 @@ class SocketTextSource(SplitSource):
     schema = "value STRING"
     is_bounded = True
 
+    @check_arguments()
     def __init__(
         self,
         host: str,
-        port: int,
+        port: Annotated[int, Range(1, 65_535)],
         *,
         delimiter: str = "\n",
-        max_retries: Limit = 0,
-        retry_delay_ms: Duration = 500,
-        max_line_bytes: int = 1 << 24,
+        max_retries: Annotated[Limit, Range(0)] = 0,
+        retry_delay_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 500,
+        max_line_bytes: Annotated[int, Range(1, MOST_LINE_BYTES)] = 1 << 24,
         rate: RateLimit | None = None,
     ) -> None:
         for name, text in (("host", host), ("delimiter", delimiter)):
-            if not instance_of(name, text, str, what_to_do="give a text"):
+            if not text:
                 raise ConfigError(f"{name} is empty", what_to_do="give a text")
             if any("\ud800" <= letter <= "\udfff" for letter in text):
                 raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
-        retry_delay_ms = to_ms("retry_delay_ms", retry_delay_ms)
-        with raise_config_errors("see the documentation of SocketTextSource"):
-            check_whole("port", port, least=1, most=65_535)
-            check_limit("max_retries", max_retries, least=0)
-            check_whole("retry_delay_ms", retry_delay_ms, least=0, most=MOST_MS)
-            check_whole("max_line_bytes", max_line_bytes, least=1, most=MOST_LINE_BYTES)
         self.rate = RateLimit() if rate is None else rate
         self.peer = Peer(host, port, delimiter.encode(), max_retries, retry_delay_ms, max_line_bytes)
         self._connection: Connection | None = None

@@ -305,7 +305,7 @@ class SplitSource(Source):
         """The same as a store that any process can open: ``self.job_store.open()``."""
         if not self._fs_folder:
             raise ConfigError(
-                "a source has a folder only after the start of its job", what_to_do="use it in a job"
+                "a source has a folder after the start of its job", what_to_do="use it in a job"
             )
         return StoreSpec.from_text(self._fs_folder)
 
@@ -324,7 +324,7 @@ class SplitSource(Source):
         """Return this source with its uid in a job, after checking the user's class."""
         if not hasattr(self, "schema"):
             raise ConfigError(
-                f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..." in its class'
+                f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..."'
             )
         instance_of(
             "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
@@ -459,7 +459,6 @@ class SplitSource(Source):
                     f"the source '{uid}' says that the split '{name}' ends at {end!r:.200}",
                     why="only of numbers it is known whether a job has come to an end or beyond it",
                     what_to_do="make the offsets numbers, or leave until= out",
-                    uid=uid,
                 )
         return found
 

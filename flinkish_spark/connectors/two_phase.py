@@ -299,7 +299,6 @@ class TwoPhaseCommitSink(Sink):
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
             raise ConfigError(
                 f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
-                why="it names the exceptions after which a call is repeated",
                 what_to_do="give a tuple of exception classes, such as (OSError,)",
             )
         twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}
@@ -565,9 +564,7 @@ class _OpenTransaction:
             except (TypeError, ValueError) as error:
                 raise TypeError(f"the committable is no JSON value: {error}") from error
             if stored != (list(committable) if isinstance(committable, tuple) else committable):
-                raise TypeError(
-                    "the committable changes when it is stored as JSON: use text as keys, and lists"
-                )
+                raise TypeError("the committable changes when stored as JSON: use text as keys, and lists")
         return {"transaction": self.name, "committable": stored}
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

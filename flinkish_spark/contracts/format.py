@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import ChangelogMode
-from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.formats import BadRecordPolicy
 from flinkish_spark.types.schemas import PREFIX
 
@@ -105,13 +104,8 @@ class Format(ABC):
         """Return the writer of a stream's keys or values; with a registry this registers the schema."""
 
 
-def check_format(name: str, value: object) -> None:
-    if not isinstance(value, Format):
-        raise ConfigError(
-            f"{name} is {value!r}",
-            what_to_do='use Json("field TYPE, ..."), Csv(...), String(...), Avro(...), Protobuf(...), '
-            "JsonSchema(...) or Raw(...)",
-        )
+#: What to do about something that is no format.
+FORMATS = 'use Json("field TYPE, ..."), Csv(...), String(), Avro(...), Protobuf(...), JsonSchema() or Raw()'
 
 
 class Changelog(ABC):

@@ -162,7 +162,6 @@ class Source(ABC):
             why="Spark's own reader reads it, which cannot hold back channels that are ahead",
             what_to_do="read files with FileSource, a Delta table with DeltaSource, "
             "Kafka with KafkaSource(...); or leave with_watermark_alignment() out",
-            uid=uid,
         )
 
     @property

@@ -1,10 +1,10 @@
-"""Settings of users, checked once by the declared types of their fields, in `__post_init__`.
+"""Checks of what users give, made once by declared types: of fields, and of the arguments of calls.
 
-An annotation says what a field may hold: types, None and UNLIMITED if it names them, bounds of a number
+An annotation says what is allowed: types, None and UNLIMITED if it names them, bounds of a number
 (``Annotated[int, Range(1, 100)]``), and how many arguments a function gets
 (``Annotated[Callable[..., Any], Arity(1)]``). Lengths of time and paths are held as int and str, sequences
-of texts as a tuple. A number without bounds has a rule of its own. A type that
-only type checkers import is not checked, and neither is a secret (``repr=False``).
+of texts as a tuple. A protocol is met by an object with its methods. A number without bounds has a rule of
+its own. A type that only type checkers import is not checked, and neither is a secret (``repr=False``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
     check_function,
     check_methods,
     members_of,
+    methods_of,
     raise_config_errors,
     to_ms,
     to_path,
@@ -56,6 +57,7 @@ class Arity:
 
 
 _UNIONS = (typing.Union, types.UnionType)
+_CallT = TypeVar("_CallT", bound=Callable[..., Any])
 
 
 def check_fields(settings: Any, what_to_do: str = "", **by_field: str) -> None:
@@ -65,6 +67,48 @@ def check_fields(settings: Any, what_to_do: str = "", **by_field: str) -> None:
         held = rule.hold(field.name, value, by_field.get(field.name, what_to_do) or rule.advice)
         if held is not value:
             object.__setattr__(settings, field.name, held)
+
+
+def check_arguments(*apart: str, **what_to_do: str) -> Callable[[_CallT], _CallT]:
+    """Let a public call raise ConfigError for an argument that its annotation does not allow.
+
+    Arguments that are named in `apart` have a check of their own.
+    """
+
+    def decorate(call: _CallT) -> _CallT:
+        signature = inspect.signature(call)
+
+        @functools.cache
+        def find_rules() -> dict[str, _Rule]:
+            # At the first call, since classes of one module name each other.
+            rules = {
+                one.name: _make_rule(one.name, one.annotation, call.__module__, one.default is not one.empty)
+                for one in signature.parameters.values()
+                if one.annotation is not one.empty
+                and one.kind is not one.VAR_KEYWORD
+                and one.name not in apart
+            }
+            return {name: rule for name, rule in rules.items() if rule is not None}
+
+        @functools.wraps(call)
+        def run(*given: Any, **named: Any) -> Any:
+            try:
+                bound = signature.bind(*given, **named)
+            except TypeError:
+                # Python's own error names the function.
+                return call(*given, **named)
+            for name, rule in find_rules().items():
+                if name in bound.arguments:
+                    value, advice = bound.arguments[name], what_to_do.get(name) or rule.advice
+                    is_many = signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL
+                    many = value if is_many else (value,)
+                    held = tuple(rule.hold(name, one, advice) for one in many)
+                    bound.arguments[name] = held if is_many else held[0]
+            return call(*bound.args, **bound.kwargs)
+
+        return cast(_CallT, run)
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +151,13 @@ class _Rule:
     def _describe(self, choices: Sequence[str]) -> str:
         """Return what is wanted: choices by name, other classes as instances."""
         classes = [one for one in self.kinds if isinstance(one, type) and one is not type(None)]
-        names = [one.__name__ for one in classes if not issubclass(one, enum.Enum)]
-        origins = [typing.get_origin(one) for one in self.kinds]
+        names = [one.__name__ for one in classes if not issubclass(one, enum.Enum) and not _is_protocol(one)]
+        methods = [name for one in classes if _is_protocol(one) for name in methods_of(one)]
         parts = [f"one of {', '.join(choices)}"] if choices else []
         parts += [f"an instance of {' or '.join(names)}"] if names else []
-        parts += ["a dict with texts as keys"] if Mapping in origins else []
+        parts += [f"an object with the methods {', '.join(f'{one}()' for one in methods)}"] if methods else []
+        maps = [typing.get_args(one)[1] for one in self.kinds if typing.get_origin(one) is Mapping]
+        parts += [f"a dict with texts as keys{_describe_values(one)}" for one in maps]
         lists = [typing.get_args(one)[0] for one in self.kinds if typing.get_origin(one) in (tuple, Sequence)]
         parts += [f"a list of {'texts' if one is str else one.__name__}" for one in lists]
         return ", or ".join(parts)
@@ -122,12 +168,30 @@ def _fits(value: Any, kind: Any) -> bool:
     if parts and found in (tuple, Sequence):
         return isinstance(value, Sequence) and not isinstance(value, str) and _are(value, parts[0])
     if parts and found is Mapping:
-        return isinstance(value, Mapping) and _are(value, parts[0])
+        is_map = isinstance(value, Mapping) and _are(value, parts[0])
+        return is_map and (not _is_plain(parts[1]) or _are(value.values(), parts[1]))
+    is_protocol = _is_protocol(found)
+    if is_protocol or inspect.isabstract(found):
+        # A class has them too, and each of them would miss its `self` when it is called.
+        has_all = all(callable(getattr(value, name, None)) for name in methods_of(found))
+        return has_all and not isinstance(value, type) and (is_protocol or isinstance(value, found))
     return isinstance(value, found)
 
 
+def _is_plain(kind: Any) -> bool:
+    return isinstance(kind, type) and typing.get_origin(kind) is None
+
+
+def _describe_values(kind: Any) -> str:
+    return f", and a {'text' if kind is str else kind.__name__} for each" if _is_plain(kind) else ""
+
+
+def _is_protocol(kind: Any) -> bool:
+    return bool(getattr(kind, "_is_protocol", False))
+
+
 def _are(values: Iterable[Any], kind: Any) -> bool:
-    return all(isinstance(one, kind) for one in values)
+    return kind is Any or all(_fits(one, kind) for one in values)
 
 
 def _keep(_: str, value: Any) -> Any:
@@ -155,9 +219,14 @@ def _rule_of(kind: type, field: dataclasses.Field[Any]) -> _Rule | None:
     if ours and owner not in ours:
         # A field that a user's subclass of ours has added.
         return None
+    has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+    return _make_rule(field.name, field.type, owner.__module__, has_default)
+
+
+def _make_rule(name: str, annotation: Any, module: str, has_default: bool) -> _Rule | None:
     try:
         # Alone, since another field's type may be one that cannot be read.
-        alone = type("", (), {"__annotations__": {"hint": field.type}, "__module__": owner.__module__})
+        alone = type("", (), {"__annotations__": {"hint": annotation}, "__module__": module})
         hint = typing.get_type_hints(alone, include_extras=True)["hint"]
     except NameError:
         return None
@@ -172,21 +241,21 @@ def _rule_of(kind: type, field: dataclasses.Field[Any]) -> _Rule | None:
         if typing.get_origin(one) in _UNIONS:
             parts = [*typing.get_args(one), *parts]
         else:
-            kinds.append(type(None) if one is None else one)
+            origin = typing.get_origin(one)
+            kinds.append(type(None) if one is None else origin if _is_protocol(origin) else one)
     takes = next((one.count for one in notes if isinstance(one, Arity)), None)
     if Any in kinds or (takes is None and any(typing.get_origin(one) is Callable for one in kinds)):
         return None
-    convert = next((one for word, one in _CONVERTED.items() if word in str(field.type)), _keep)
+    convert = next((one for word, one in _CONVERTED.items() if word in str(annotation)), _keep)
     bounds = next((one for one in notes if isinstance(one, Range)), None)
-    return _Rule(tuple(kinds), bounds, takes, convert, _advise(kinds, field))
+    return _Rule(tuple(kinds), bounds, takes, convert, _advise(kinds, name, has_default))
 
 
 def _article(name: str) -> str:
     return "an" if name[0] in "AEIOU" else "a"
 
 
-def _advise(kinds: Sequence[Any], field: dataclasses.Field[Any]) -> str:
-    has_default = not (field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING)
+def _advise(kinds: Sequence[Any], name: str, has_default: bool) -> str:
     ours = [one.__name__ for one in kinds if getattr(one, "__module__", "").startswith("flinkish_spark.")]
     names = [one for one in ours if one != "NoLimit"]
     advice = f"give {' or '.join(f'{_article(name)} {name}' for name in names)}"
@@ -195,5 +264,5 @@ def _advise(kinds: Sequence[Any], field: dataclasses.Field[Any]) -> str:
     elif any(inspect.isabstract(one) for one in kinds):
         advice = f"give an object of a subclass of {' or '.join(names)}"
     elif not names:
-        advice = f"correct {field.name}"
+        advice = f"correct {name}"
     return f"{advice}, or leave it out" if has_default else advice

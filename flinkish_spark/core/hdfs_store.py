@@ -330,7 +330,7 @@ class HdfsStore(CountedStore):
 
     def _fail(self, verb: str, key: str, error: Exception) -> NoReturn:
         failed = StoreError(
-            f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error), key=key
+            f"cannot {verb} {key} in {self._place}", why=_text(error), what_to_do=_what_to_do(error)
         )
         failed.ends_when_repeated = _is_refused(error)
         raise failed from None
@@ -408,7 +408,6 @@ def _client(namenode: str) -> Client:
             except ImportError:
                 raise ConfigError(
                     "a job directory on HDFS needs the package hdfs-native",
-                    why="it is not installed in this Python",
                     what_to_do=f"{how_to_install('hdfs')}, on the driver and on all executors",
                 ) from None
             try:

@@ -98,8 +98,6 @@ class JobDir:
                     f"and this job has {value!r}",
                     why="it must stay the same for the life of a job directory",
                     what_to_do=f"use {name} = {recorded.get(name)!r} again, or a new job_dir",
-                    setting=name,
-                    recorded=recorded.get(name),
                     wanted=value,
                 )
         return JobUuid(recorded["uuid"]), recorded
@@ -216,9 +214,7 @@ class JobDir:
         key = self.make_staged_key(staged)
         if self._create(key, "staged", staged) is CreateResult.EXISTS:
             raise CorruptObjectError(
-                f"{key} exists already",
-                why="an attempt number was used twice",
-                what_to_do="report it, with the files of the job directory",
+                f"{key} exists already", what_to_do="report it, with the files of the job directory"
             )
 
     def list_staged(self, lineage: Lineage) -> dict[str, StagedBatch]:

@@ -237,7 +237,7 @@ class ObjectStore(CountedStore):
             if is_lost(error):
                 raise UnknownOutcomeError(text) from None
             failed = StoreError(
-                f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error), key=key
+                f"cannot {verb} {key} in {self._place}", why=text, what_to_do=_what_to_do(error)
             )
             failed.ends_when_repeated = _is_refused(error)
             # The rest of obstore's message was not searched for secrets.
@@ -281,7 +281,6 @@ def open_object_store(spec: StoreSpec, url: StoreUrl) -> ObjectStore:
     except ImportError:
         raise ConfigError(
             "a store in a bucket needs the package obstore",
-            why="it is not installed in this Python",
             what_to_do=f"{how_to_install('object-store')}, on the driver and on all executors",
         ) from None
     config = spec.resolve()
@@ -293,9 +292,7 @@ def open_object_store(spec: StoreSpec, url: StoreUrl) -> ObjectStore:
         text = str(error).partition("\n\n")[0]
         for secret in secrets:
             text = text.replace(secret, "***")
-        raise ConfigError(
-            f"{url.url} cannot be opened with these options", why=text, what_to_do="check the options"
-        ) from None
+        raise ConfigError(f"{url.url} cannot be opened", why=text, what_to_do="check the options") from None
     return ObjectStore(bucket, once, url.folder, url.url, secrets=secrets)
 
 

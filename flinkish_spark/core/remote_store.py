@@ -40,18 +40,13 @@ class CountedStore:
             return {kind: self._counts[kind] for kind in KINDS}
 
     def _count(self, kind: str) -> None:
-        check_not_forked()
+        _USED_BY[0] = _USED_BY[0] or os.getpid()
+        if _USED_BY[0] != os.getpid():
+            raise StoreError(
+                "this process cannot use a store in a bucket",
+                why=f"it was forked off process {_USED_BY[0]}, which used one, and would wait for ever",
+                what_to_do='start this process without a fork: multiprocessing.get_context("spawn")',
+            )
         with _COUNTING:
             self._counts[kind] += 1
             _ASKED[kind] += 1
-
-
-def check_not_forked() -> None:
-    """Refuse to use a remote store in a process that was forked off one which has used a remote store."""
-    _USED_BY[0] = _USED_BY[0] or os.getpid()
-    if _USED_BY[0] != os.getpid():
-        raise StoreError(
-            "this process cannot use a store in a bucket",
-            why=f"it was forked off process {_USED_BY[0]}, which used such a store, and would wait for ever",
-            what_to_do='start this process without a fork: multiprocessing.get_context("spawn")',
-        )

@@ -92,7 +92,6 @@ def secret_of(value: str | Secret, name: str = "password") -> Secret:
             f"the secret {name} names no place",
             why="a text that begins with env: or file: says where the secret is",
             what_to_do="write env:NAME, or file: with an absolute path",
-            option=name,
         )
     return PlainSecret(value)
 

@@ -274,7 +274,6 @@ def _unknown(key: str, why: str, refused: StoreError | None = None) -> StoreErro
         f"it is not known whether {key} was written",
         why=why,
         what_to_do="none, if the store answers again: the job reads the object when it restarts",
-        key=key,
     )
     found.ends_when_repeated = refused is not None and refused.ends_when_repeated
     return found
@@ -385,7 +384,6 @@ class SealedObjects:
                 f"{key} was {error}",
                 why=f"this version of flinkish_spark writes format {FORMAT}",
                 what_to_do="use the newer version of flinkish_spark that wrote it",
-                key=key,
             ) from error
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise CorruptObjectError(

@@ -87,7 +87,6 @@ class StoreSpec:
         if not self.is_local:
             raise ConfigError(
                 f"{self.url} is no folder on a disk",
-                why="this feature needs files",
                 what_to_do="use a job_dir on a disk that driver and executors share",
             )
         return Path(self.url)
@@ -151,7 +150,6 @@ def resolve_options(options: tuple[tuple[str, str], ...]) -> dict[str, str]:
                 f"the environment variable {variable} is not set",
                 why=f"each process that opens the store reads the option {name} from this variable",
                 what_to_do=f"set {variable}; on executors, set spark.executorEnv.{variable}",
-                option=name,
             )
         found[name] = value
     return found
@@ -248,7 +246,6 @@ def _refuse(url: str, why: str, hint: str = "") -> NoReturn:
         f"{shown!r} is not the place of a store",
         why=why,
         what_to_do=hint or f"give one of: {', '.join(_FORMS)}",
-        url=shown,
     )
 
 
@@ -260,19 +257,11 @@ def _check_option(place: StoreUrl, name: str, value: str) -> None:
             "Spark looks, too"
             if place.scheme == "hdfs"
             else "leave the options out",
-            option=name,
         )
     if name.lower().removeprefix("aws_").removeprefix("azure_").removeprefix("google_") in _OF_THE_URL:
-        raise ConfigError(
-            f"the option {name} contradicts {place.url}",
-            why="this value is taken from the URL",
-            what_to_do="leave the option out",
-            option=name,
-        )
+        raise ConfigError(f"the option {name} contradicts {place.url}", what_to_do="leave the option out")
     if not isinstance(value, str):
-        raise ConfigError(
-            f"the option {name} of {place.url} is no text", what_to_do="write it as text", option=name
-        )
+        raise ConfigError(f"the option {name} of {place.url} is no text", what_to_do="write it as text")
     plain = name.lower()
     is_secret = (_SECRET.search(plain) and not _NO_SECRET.search(plain)) or _LOGIN.search(value)
     if is_secret and _BY_NAME.fullmatch(value) is None:
@@ -280,5 +269,4 @@ def _check_option(place: StoreUrl, name: str, value: str) -> None:
             f"the option {name} of {place.url} is a secret",
             why="the options of a store are written into logs and plans, and sent to other processes",
             what_to_do=f"put it into an environment variable and give its name: {name}=env:NAME",
-            option=name,
         )

@@ -12,7 +12,7 @@ import functools
 import inspect
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -96,7 +96,7 @@ def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, An
 
 
 def require_methods(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
-    methods = _methods_of(protocol)
+    methods = methods_of(protocol)
     # A class has them too, and each of them would miss its `self` when it is called.
     if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
         wanted = f"an object with the methods {', '.join(f'{method}()' for method in methods)}"
@@ -136,7 +136,7 @@ def check_methods(value: object, kind: type, what: str, *, may_await: Sequence[s
     """Raise ConfigError unless each method of an object can be called as its class declares, and runs."""
     # A method may be a generator if the class declares that it returns rows, and async if the class's is.
     first = 0 if isinstance(value, type) else 1
-    for name, own in _methods_of(kind).items():
+    for name, own in methods_of(kind).items():
         method = getattr(value, name, None)
         if method is None or getattr(method, "__func__", method) is own:
             continue
@@ -159,14 +159,13 @@ def _check_method(
     if not can_take(method, len(takes)):
         raise ConfigError(
             f"{said} cannot be called with {_arguments(len(takes))}",
-            why="that is how it is called",
             what_to_do=f"define it as `def {name}({', '.join(['self', *takes])})`",
         )
 
 
 def function_object(name: str, value: _T, kind: type) -> _T:
     """Return the value if it has the methods of a function class; raise ConfigError otherwise."""
-    needed = [one for one, own in _methods_of(kind).items() if getattr(own, "__isabstractmethod__", False)]
+    needed = [one for one, own in methods_of(kind).items() if getattr(own, "__isabstractmethod__", False)]
     _check_object(name, value, kind.__name__, needed)
     check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
     return value
@@ -231,11 +230,6 @@ def can_take(function: object, count: int) -> bool:
     return True
 
 
-def function_of_two(name: str, value: Callable[[Any, Any], _T]) -> Callable[[Any, Any], _T]:
-    check_function(value, name, 2)
-    return value
-
-
 def _never_run(what: str, why: str) -> ConfigError:
     return ConfigError(f"{what} would never run", why=why, what_to_do=_DEFINE[why])
 
@@ -256,7 +250,7 @@ def _why_not_run(function: object) -> str:
 
 
 @functools.cache
-def _methods_of(kind: type) -> dict[str, Any]:
+def methods_of(kind: type) -> dict[str, Any]:
     return {name: own for name, own in inspect.getmembers(kind, inspect.isfunction) if name[0] != "_"}
 
 

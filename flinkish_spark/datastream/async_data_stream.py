@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Annotated
 
 from flinkish_spark.async_io.functions import (
     NO_LIMITS,
@@ -16,13 +17,16 @@ from flinkish_spark.async_io.functions import (
 from flinkish_spark.async_io.transform import make_async_calls
 from flinkish_spark.async_io.wait import AsyncSpec
 from flinkish_spark.core.elements import OutputType
-from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.validation import instance_of, raise_config_errors, to_ms, unusable
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.planning.stream_graph import TransformNode
-from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import check_whole
+from flinkish_spark.protocol.durations import Duration, Milliseconds
+
+_STREAM = "give it the stream with the elements to call the function with"
+# In PyFlink the strategy comes before the capacity.
+_CAPACITY = "say capacity=100, and retry_strategy=... after it"
+_RETRY = "make one: AsyncRetryStrategy.fixed_delay(3, 500)"
 
 
 class AsyncDataStream:
@@ -106,11 +110,12 @@ class AsyncDataStream:
         )
 
     @staticmethod
+    @check_arguments("async_function", stream=_STREAM, capacity=_CAPACITY, retry_strategy=_RETRY)
     def ordered_wait_with_retry(
         stream: DataStream | KeyedStream,
         async_function: AsyncFunction,
-        timeout_ms: Duration,
-        capacity: int,
+        timeout_ms: Annotated[Milliseconds, Range(1)],
+        capacity: Annotated[int, Range(1)],
         retry_strategy: AsyncRetryStrategy,
         *,
         output: OutputType | None = None,
@@ -127,17 +132,18 @@ class AsyncDataStream:
             capacity.
         """
         check_is_async(async_function, AsyncFunction, "async_invoke")
-        spec = _spec(async_function, timeout_ms, capacity, retry_strategy, limits)
+        spec = AsyncSpec(async_function, timeout_ms, capacity, retry_strategy, limits)
         return _add_async_operator(stream, spec, output, uid, record_answers)
 
     @staticmethod
+    @check_arguments("async_batch_function", stream=_STREAM, capacity=_CAPACITY, retry_strategy=_RETRY)
     def ordered_wait_batch(
         stream: DataStream | KeyedStream,
         async_batch_function: AsyncBatchFunction,
-        timeout_ms: Duration,
-        batch_size: int,
-        batch_timeout_ms: Duration | None = None,
-        capacity: int = 100,
+        timeout_ms: Annotated[Milliseconds, Range(1)],
+        batch_size: Annotated[int, Range(1)],
+        batch_timeout_ms: Annotated[Milliseconds, Range(0)] | None = None,
+        capacity: Annotated[int, Range(1)] = 100,
         *,
         output: OutputType | None = None,
         uid: str | None = None,
@@ -159,61 +165,14 @@ class AsyncDataStream:
         capacity
             The most elements with open calls at once (elements, not calls).
         """
-        spec = _batch_spec(
-            async_batch_function, timeout_ms, batch_size, batch_timeout_ms, capacity, retry_strategy, limits
-        )
+        check_is_async(async_batch_function, AsyncBatchFunction, "async_invoke_batch")
+        spec = AsyncSpec(async_batch_function, timeout_ms, capacity, retry_strategy, limits, batch_size)
         return _add_async_operator(stream, spec, output, uid, record_answers)
 
     # A micro-batch waits for all of its results, so keeping their order costs nothing.
     unordered_wait = ordered_wait
     unordered_wait_with_retry = ordered_wait_with_retry
     unordered_wait_batch = ordered_wait_batch
-
-
-def _spec(
-    function: AsyncFunction | AsyncBatchFunction,
-    timeout_ms: Duration,
-    capacity: int,
-    retry: AsyncRetryStrategy,
-    limits: CallLimits,
-) -> AsyncSpec:
-    if isinstance(capacity, AsyncRetryStrategy):
-        raise ConfigError(
-            "the capacity is a retry strategy",
-            why="in PyFlink the strategy comes before the capacity, here after it",
-            what_to_do="say capacity=... and retry_strategy=...",
-        )
-    timeout_ms = to_ms("timeout_ms", timeout_ms)
-    with raise_config_errors("give whole numbers: timeout_ms=2_000, capacity=100"):
-        check_whole("timeout_ms", timeout_ms, least=1)
-        check_whole("capacity", capacity, least=1)
-    instance_of(
-        "retry_strategy",
-        retry,
-        AsyncRetryStrategy,
-        what_to_do="make one: AsyncRetryStrategy.fixed_delay(3, 500)",
-    )
-    instance_of("limits", limits, CallLimits, what_to_do="make one: CallLimits(per_job_per_s=100)")
-    return AsyncSpec(function, timeout_ms, capacity, retry, limits)
-
-
-def _batch_spec(
-    function: AsyncBatchFunction,
-    timeout_ms: Duration,
-    batch_size: int,
-    batch_timeout_ms: Duration | None,
-    capacity: int,
-    retry: AsyncRetryStrategy,
-    limits: CallLimits,
-) -> AsyncSpec:
-    check_is_async(function, AsyncBatchFunction, "async_invoke_batch")
-    if batch_timeout_ms is not None:
-        batch_timeout_ms = to_ms("batch_timeout_ms", batch_timeout_ms)
-    with raise_config_errors("give whole numbers: batch_size=32"):
-        check_whole("batch_size", batch_size, least=1)
-        if batch_timeout_ms is not None:
-            check_whole("batch_timeout_ms", batch_timeout_ms, least=0)
-    return replace(_spec(function, timeout_ms, capacity, retry, limits), batch_size=batch_size)
 
 
 def _add_async_operator(
@@ -223,15 +182,7 @@ def _add_async_operator(
     uid: str | None,
     record_answers: bool,
 ) -> DataStream:
-    if not isinstance(stream, DataStream | KeyedStream):
-        raise unusable(
-            "stream",
-            stream,
-            wanted="a DataStream or a KeyedStream",
-            what_to_do="give it the stream with the elements to call the function with",
-        )
     environment = stream._environment
-    instance_of("record_answers", record_answers, bool, what_to_do="say True or False")
     spec = replace(spec, is_recorded=record_answers)
     node = stream._entry.parent if isinstance(stream, KeyedStream) else stream._node
     known = environment.graph.add_async_uid(uid, node)

@@ -9,6 +9,7 @@ from pyspark.sql import Column
 
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import GraphError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.keyed import (
     BroadcastProcessFunction,
@@ -129,6 +130,7 @@ class KeyedConnectedStreams:
     ) -> None:
         self._environment, self._entries = environment, (first, second)
 
+    @check_arguments()
     def process(
         self,
         function: KeyedCoProcessFunction,
@@ -151,13 +153,6 @@ class KeyedConnectedStreams:
             `process_element2` or `on_timer`.
         """
         uid = resolve_uid(self._environment.graph, uid, "process", *self._entries)
-        if not isinstance(function, KeyedCoProcessFunction):
-            raise GraphError(
-                f"process() of '{uid}' got a {type(function).__name__}",
-                why="two streams are connected",
-                what_to_do="give it an instance of a KeyedCoProcessFunction subclass",
-            )
-        check_methods(function, KeyedCoProcessFunction, f"'{uid}'")
         if output is None:
             calls = (function.process_element2, function.on_timer)
             output = infer_output(function.process_element1, f"'{uid}'", *calls, is_iterable=True)

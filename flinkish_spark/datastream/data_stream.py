@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Annotated, Any, Self, overload
 
 from pyspark.resource import ResourceProfile
 from pyspark.sql import Column
@@ -13,7 +13,7 @@ from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.core.validation import check_function, check_methods, instance_of
+from flinkish_spark.core.fields import Arity, check_arguments
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -32,11 +32,10 @@ from flinkish_spark.planning import declare, transforms
 from flinkish_spark.planning.factories import UNKNOWN_TYPE
 from flinkish_spark.planning.job_graph import describe_stream
 from flinkish_spark.planning.partitioning import (
+    Parallelism,
     Rebalance,
     Rescale,
     check_is_shuffle_partitions,
-    check_optional_parallelism,
-    check_parallelism,
     is_partitioning,
     make_custom_partitioning,
 )
@@ -74,6 +73,9 @@ if TYPE_CHECKING:
 _WITH_SIDES = (RecordedTransform, transforms.LookupTransform, transforms.ProcessTransform)
 
 
+_OTHER = "give it a DataStream; of a keyed one, call it before key_by()"
+
+
 class OperatorSettings:
     """The part of a `DataStream` that configures the operator that made it.
 
@@ -83,6 +85,7 @@ class OperatorSettings:
     _environment: StreamExecutionEnvironment
     _node: StreamNode
 
+    @check_arguments(name='give it a text: name("parse")')
     def name(self, name: str) -> Self:
         """Set the name of the function that made the stream, as errors show it.
 
@@ -90,10 +93,8 @@ class OperatorSettings:
         a source is only displayed. A union, transform or watermark strategy has no name, and the call has no
         effect.
         """
-        if not isinstance(name, str) or not name:
-            raise GraphError(
-                f"name() got {name!r} ({type(name).__name__})", what_to_do='give it a text: name("parse")'
-            )
+        if not name:
+            raise GraphError("name() got an empty text", what_to_do='give it a name: name("parse")')
         settings = self._find_settings()
         if settings is not None:
             settings.name = name
@@ -111,7 +112,7 @@ class OperatorSettings:
         try:
             check_name(uid, "uid")
         except ValueError as error:
-            raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
+            raise GraphError(str(error), what_to_do="give such a uid") from None
         settings = self._find_settings()
         if settings is not None:
             settings.name = uid
@@ -124,40 +125,39 @@ class OperatorSettings:
                     why="the uid, by which state is found, is given to the call that makes a source, a query "
                     "or a keyed operator",
                     what_to_do=f'give it there: process(..., uid="{uid}")',
-                    uid=uid,
                 )
             graph.rename(self._node, uid)
         return self
 
-    def set_parallelism(self, parallelism: int) -> Self:
+    @check_arguments()
+    def set_parallelism(self, parallelism: Parallelism) -> Self:
         """Set the number of tasks of a function of `map`, `flat_map`, `filter` or `process` without a key.
 
         Its records go through a shuffle before it, as by `rebalance`; later functions run in its tasks, too.
         A keyed operator runs in Spark's shuffle partitions, and a function between two keyed operators in the
         tasks of the first; for both, another number is refused, for the function when the job starts.
         """
-        asked = check_parallelism("set_parallelism", parallelism)
         settings = self._find_settings()
         if isinstance(self._node, KeyedNode):
-            check_is_shuffle_partitions(asked, self._environment._partitions(), self._describe_node())
+            check_is_shuffle_partitions(parallelism, self._environment._partitions(), self._describe_node())
         elif settings is not None:
-            settings.parallelism = asked
+            settings.parallelism = parallelism
         else:
             raise GraphError(
-                f"set_parallelism({asked}) was called on {self._describe_node()}",
+                f"set_parallelism({parallelism}) was called on {self._describe_node()}",
                 why="it has no parallelism of its own; a source has a task for each partition of its system",
-                what_to_do=f"call rebalance({asked}) after it, or set_parallelism({asked}) right after the "
+                what_to_do=f"call rebalance({parallelism}) after it, or set_parallelism() right after the "
                 "map(), flat_map(), filter() or process() that it is for",
             )
         return self
 
-    def set_max_parallelism(self, max_parallelism: int) -> Self:
+    @check_arguments(max_parallelism=declare.KEY_GROUPS_ADVICE)
+    def set_max_parallelism(self, max_parallelism: declare.KeyGroups) -> Self:
         """Set the number of key groups of a keyed operator; no effect on other streams.
 
         The call that makes the operator takes it, too; the last one counts, as in Flink, until something
         reads the operator.
         """
-        declare.check_max_parallelism(max_parallelism)
         if isinstance(self._node, KeyedNode) and self._node.max_parallelism != max_parallelism:
             if self._environment.graph.is_read(self._node):
                 groups = self._node.max_parallelism
@@ -165,7 +165,6 @@ class OperatorSettings:
                     f"{self._describe_node()} has {groups} key groups, not {max_parallelism}",
                     why="their number is given to the call that makes an operator, for the life of its state",
                     what_to_do=f"give it there: process(..., max_parallelism={max_parallelism})",
-                    uid=self._node.uid,
                 )
             self._node.max_parallelism = max_parallelism
         return self
@@ -224,6 +223,7 @@ class OperatorSettings:
             )
         return self
 
+    @check_arguments(resources="give what ResourceProfileBuilder().require(...).build returns")
     def set_resources(self, resources: ResourceProfile) -> Self:
         """Set the resources of the tasks of a function without a key: cores, memory, GPUs.
 
@@ -250,8 +250,7 @@ class OperatorSettings:
                 what_to_do="call it right after map(), flat_map(), filter() or process() without a key; or "
                 "set spark.task.cpus and spark.executor.* for the whole job",
             )
-        what_to_do = "give what ResourceProfileBuilder().require(...).build returns"
-        settings.resources = instance_of("resources", resources, ResourceProfile, what_to_do=what_to_do)
+        settings.resources = resources
         return self.disable_chaining()
 
     def _find_settings(self) -> transforms.TransformSettings | None:
@@ -299,7 +298,8 @@ class DataStream(OperatorSettings):
     def _apply_function(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
         return DataStream(self._environment, TransformNode(self._node, function))
 
-    def transform(self, function: Callable[[DataFrame], DataFrame]) -> DataStream:
+    @check_arguments(function='give it a function: transform(lambda df: df.where("amount > 0"))')
+    def transform(self, function: Annotated[Callable[[Any], Any], Arity(1)]) -> DataStream:
         """Apply a DataFrame function: select, where, withColumn, a join with a table.
 
         Before the first keyed operator Spark may keep state for it: dropDuplicates, a windowed aggregate.
@@ -313,13 +313,6 @@ class DataStream(OperatorSettings):
             Gets the records' DataFrame and returns another; called at each start of the query, and
             between a keyed operator and a sink once per micro-batch if it looks at more than single rows.
         """
-        if not callable(function):
-            raise GraphError(
-                f"transform() got a {type(function).__name__}",
-                why="it takes a function from one DataFrame to another",
-                what_to_do='give it one: transform(lambda df: df.where("amount > 0"))',
-            )
-        check_function(function, "the function of transform()", 1)
         return self._apply_function(function)
 
     def map(self, function: Any, *, output: OutputType | None = None, name: str | None = None) -> DataStream:
@@ -382,7 +375,7 @@ class DataStream(OperatorSettings):
         parallelism
             Number of tasks, for a union of each of its streams; by default the number of shuffle partitions.
         """
-        return self._apply_function(Rebalance(check_optional_parallelism("rebalance", parallelism)))
+        return self._apply_function(Rebalance(parallelism))
 
     def shuffle(self, parallelism: int | None = None) -> DataStream:
         """Distribute the records as :meth:`rebalance` does.
@@ -390,7 +383,7 @@ class DataStream(OperatorSettings):
         Flink chooses a random task for each record. A repeated task would choose other ones, so here a hash
         of the record's place replaces chance.
         """
-        return self._apply_function(Rebalance(check_optional_parallelism("shuffle", parallelism)))
+        return self._apply_function(Rebalance(parallelism))
 
     def rescale(self, parallelism: int | None = None) -> DataStream:
         """Merge the input of several tasks into fewer tasks, without a shuffle; see :meth:`rebalance`.
@@ -402,7 +395,7 @@ class DataStream(OperatorSettings):
         parallelism
             The most tasks; by default the number of shuffle partitions.
         """
-        return self._apply_function(Rescale(check_optional_parallelism("rescale", parallelism)))
+        return self._apply_function(Rescale(parallelism))
 
     def global_(self) -> DataStream:
         """Send all records to one task, through a shuffle; see :meth:`rebalance`.
@@ -436,9 +429,9 @@ class DataStream(OperatorSettings):
         offset. Keyed state does not follow these tasks: a later `key_by` distributes the records again.
         """
         self._refuse_union("partition_custom")
-        tasks = check_optional_parallelism("partition_custom", parallelism)
-        return self._apply_function(make_custom_partitioning(partitioner, key, tasks))
+        return self._apply_function(make_custom_partitioning(partitioner, key, parallelism))
 
+    @check_arguments(strategy="give one: WatermarkStrategy.for_bounded_out_of_orderness(5_000)")
     def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
         """Assign event times to the records, and define the watermarks.
 
@@ -451,7 +444,7 @@ class DataStream(OperatorSettings):
         strategy
             For example ``WatermarkStrategy.for_bounded_out_of_orderness(5_000)``.
         """
-        declare.check_strategy(strategy, "assign_timestamps_and_watermarks()", name_bases(self._node))
+        declare.check_strategy(strategy, name_bases(self._node))
         if is_behind_keys(self._node):
             raise GraphError(
                 "assign_timestamps_and_watermarks() was called after a keyed operator",
@@ -495,6 +488,7 @@ class DataStream(OperatorSettings):
         keyed = self.key_by(*partition) if partition else self.key_by(lambda record: 0, key="INT")
         return keyed.match_recognize(text, uid=uid, **more)
 
+    @check_arguments(others=_OTHER)
     def union(self, *others: DataStream) -> DataStream:
         """Unite streams with the same fields; the order of records of different streams is undefined.
 
@@ -502,20 +496,22 @@ class DataStream(OperatorSettings):
         """
         if not others:
             return self
-        nodes = (self._node, *(self._check_other(other, "union")._node for other in others))
-        return DataStream(self._environment, UnionNode(nodes))
+        for other in others:
+            check_same_job(self._environment, other._environment, "union")
+        return DataStream(self._environment, UnionNode((self._node, *(other._node for other in others))))
 
     @overload
     def connect(self, other: DataStream) -> ConnectedStreams: ...
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    @check_arguments(other=_OTHER)
     def connect(self, other: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Let one function read this stream and another one, which may have other fields."""
+        check_same_job(self._environment, other._environment, "connect")
         if isinstance(other, BroadcastStream):
             entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
-            check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(entry, other)
-        return ConnectedStreams(self, self._check_other(other, "connect"))
+        return ConnectedStreams(self, other)
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         """Send every record to every partition of the operator that reads it.
@@ -524,15 +520,7 @@ class DataStream(OperatorSettings):
         """
         return BroadcastStream(self._environment, self._node, broadcast_states(descriptors))
 
-    def _check_other(self, other: Any, method: str) -> DataStream:
-        if not isinstance(other, DataStream):
-            raise GraphError(
-                f"{method}() got a {type(other).__name__}",
-                what_to_do="give it a DataStream; of a keyed one, call it before key_by()",
-            )
-        check_same_job(self._environment, other._environment, method)
-        return other
-
+    @check_arguments()
     def process_with_state(
         self,
         function: CheckpointedProcessFunction,
@@ -551,12 +539,6 @@ class DataStream(OperatorSettings):
             Fields of the emitted rows; by default those in the type hint of `process_element`.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "process_with_state", self._node)
-        if not isinstance(function, CheckpointedProcessFunction):
-            raise GraphError(
-                f"process_with_state() of '{uid}' got a {type(function).__name__}",
-                what_to_do="give it an instance of a CheckpointedProcessFunction subclass",
-            )
-        check_methods(function, CheckpointedProcessFunction, f"'{uid}'")
         if output is None:
             output = declare.infer_output(function.process_element, f"'{uid}'", is_iterable=True)
         entry = KeyedEntry(self._node, (), Distribution.BY_CHANNEL)
@@ -598,13 +580,12 @@ class DataStream(OperatorSettings):
         keys_per_call
             The most keys in one call.
         """
-        check_methods(table, LookupTable, f"'{name}'")
-        check_methods(function, ProcessJoinFunction, f"'{name}'")
         join = LookupJoin(UNKNOWN_TYPE, rows, key, table, join_type, function, cache, keys_per_call)
         return DataStream(
             self._environment, TransformNode(self._node, transforms.make_lookup(join, output, name))
         )
 
+    @check_arguments()
     def get_side_output(self, tag: OutputTag) -> DataStream:
         """Return the stream of rows that a function emits with ``ctx.output(tag, row)``.
 
@@ -616,10 +597,6 @@ class DataStream(OperatorSettings):
         tag
             The tag that the function uses; its `output` defines the fields.
         """
-        if not isinstance(tag, OutputTag):
-            raise GraphError(
-                f"get_side_output() got a {type(tag).__name__}", what_to_do="give it an OutputTag"
-            )
         node = self._node
         ways = transforms.find_connected_transforms(node)
         if ways:
@@ -640,6 +617,7 @@ class DataStream(OperatorSettings):
         side = self._environment.graph.side(node, tag, fields)
         return DataStream(self._environment, side)
 
+    @check_arguments(sink="give a KafkaSink(...) or a DeltaSink(...)")
     def sink_to(self, sink: Sink, *, uid: str | None = None) -> DataStream:
         """Write this stream to a sink that commits with the checkpoints; return the stream.
 
@@ -647,13 +625,6 @@ class DataStream(OperatorSettings):
         a warning.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "sink", self._node)
-        if not isinstance(sink, Sink):
-            raise GraphError(
-                f"sink_to() got a {type(sink).__name__}",
-                why="it takes an instance of a sink",
-                what_to_do="give it a KafkaSink(...) or a DeltaSink(...)",
-            )
-        check_methods(sink, Sink, f"the sink '{uid}'")
         graph = self._environment.graph
         graph.sinks.append(SinkNode(graph.check_uid(uid), self._node, sink))
         return self

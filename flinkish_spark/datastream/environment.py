@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from flinkish_spark.bridge import session
 from flinkish_spark.checkpoint.event_time import LatencyTracker
@@ -34,20 +34,13 @@ from flinkish_spark.core.errors import (
     OwnedElsewhereError,
     UserError,
 )
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.forks import own_handler
 from flinkish_spark.core.job_dir import job_place, open_job_dir
-from flinkish_spark.core.steps import Observer, SilentObserver, StepObserver
+from flinkish_spark.core.steps import Observer, SilentObserver
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.terminal import CLEAR_LINE, can_show, is_notebook
-from flinkish_spark.core.validation import (
-    check_methods,
-    instance_of,
-    raise_config_errors,
-    require_methods,
-    to_ms,
-    to_path,
-    unusable,
-)
+from flinkish_spark.core.validation import raise_config_errors, to_path, unusable
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.job_plans import JobPlans
 from flinkish_spark.datastream.queries import Queries
@@ -68,17 +61,17 @@ from flinkish_spark.job.reporting import JobReporter, collect_reported_settings
 from flinkish_spark.job.spark_engine import SparkEngine
 from flinkish_spark.job.supervisor import Supervisor
 from flinkish_spark.job.trace_log import write_trace_file
-from flinkish_spark.planning.declare import check_max_parallelism, check_strategy, resolve_uid
+from flinkish_spark.planning.declare import KEY_GROUPS_ADVICE, KeyGroups, check_strategy, resolve_uid
 from flinkish_spark.planning.partitioning import (
+    Parallelism,
     check_is_shuffle_partitions,
-    check_parallelism,
     read_shuffle_partitions,
 )
 from flinkish_spark.planning.stream_graph import DEFAULT_MAX_PARALLELISM, StreamGraph, find_sources
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.job_status import JobStatus
-from flinkish_spark.protocol.limits import MOST_MS, Limit, check_choice, check_limit, check_whole
+from flinkish_spark.protocol.limits import MOST_MS, Limit
 from flinkish_spark.protocol.restart import TRIES_WITHOUT_PROGRESS, RestartStrategy
 from flinkish_spark.savepoints.files import RestoreSettings
 
@@ -88,6 +81,8 @@ if TYPE_CHECKING:
 
 
 LOG = logging.getLogger(__name__)
+
+_NAME = 'give the job a name like "orders"'
 
 
 class StreamExecutionEnvironment(JobPlans, Queries):
@@ -137,6 +132,16 @@ class StreamExecutionEnvironment(JobPlans, Queries):
 
     """
 
+    @check_arguments(
+        job=_NAME,
+        checkpoint="give CheckpointConfig(interval_ms=...), or leave it out",
+        restart_strategy="give an instance, for example FixedDelay(attempts=3) or NoRestart()",
+        tries_without_progress="leave it out for 3 tries, or give UNLIMITED",
+        max_parallelism=KEY_GROUPS_ADVICE,
+        restore='give RestoreSettings("/absolute/path"), or leave it out',
+        manifest="give a DeltaManifest or a KafkaManifest",
+        cancellation="give CancellationConfig(timeout_ms=...), or leave it out",
+    )
     def __init__(
         self,
         spark: SparkSession,
@@ -146,49 +151,34 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         store_options: Mapping[str, str] | None = None,
         checkpoint: CheckpointConfig | None = None,
         restart_strategy: RestartStrategy | None = None,
-        tries_without_progress: Limit = TRIES_WITHOUT_PROGRESS,
-        max_parallelism: int = DEFAULT_MAX_PARALLELISM,
-        trigger_interval_ms: Duration = 0,
+        tries_without_progress: Annotated[Limit, Range(1)] = TRIES_WITHOUT_PROGRESS,
+        max_parallelism: KeyGroups = DEFAULT_MAX_PARALLELISM,
+        trigger_interval_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 0,
         restore: RestoreSettings | None = None,
         standby: Standby = Standby.REFUSE,
         unknown_hook_state: UnknownHookState = UnknownHookState.REFUSE,
         manifest: Manifest | None = None,
-        latency_tracking_interval_ms: Duration | None = None,
+        latency_tracking_interval_ms: Annotated[Milliseconds, Range(1, MOST_MS)] | None = None,
         cancellation: CancellationConfig | None = None,
     ) -> None:
         _check_session(spark)
-        instance_of("job", job, str, what_to_do='give the job a name like "orders"')
-        with raise_config_errors('give the job a name like "orders"'):
+        with raise_config_errors(_NAME):
             check_name(job, "job name")
-        check_max_parallelism(max_parallelism)
-        trigger_interval_ms = to_ms("trigger_interval_ms", trigger_interval_ms)
-        with raise_config_errors("leave it out for micro-batches as fast as possible"):
-            check_whole("trigger_interval_ms", trigger_interval_ms, least=0, most=MOST_MS)
-        with raise_config_errors("leave it out for 3 tries, or give UNLIMITED"):
-            check_limit("tries_without_progress", tries_without_progress, least=1)
-        if latency_tracking_interval_ms is not None:
-            name = "latency_tracking_interval_ms"
-            latency_tracking_interval_ms = to_ms(name, latency_tracking_interval_ms)
-            with raise_config_errors("leave it out to measure no latency"):
-                check_whole(name, latency_tracking_interval_ms, least=1, most=MOST_MS)
-        with raise_config_errors("give one of these, without quotes"):
-            check_choice("standby", standby, Standby)
-            check_choice("unknown_hook_state", unknown_hook_state, UnknownHookState)
         session.run_tasks_in_this_python(spark)
         self.spark = spark
         self.job = job
         self._place = job_place(job_dir, store_options or {})
-        self.checkpoint = _checkpoint_config(checkpoint)
-        self.restart_strategy = _restart_strategy(restart_strategy)
+        self.checkpoint = CheckpointConfig() if checkpoint is None else checkpoint
+        self.restart_strategy = ExponentialDelay() if restart_strategy is None else restart_strategy
         self.tries_without_progress = tries_without_progress
-        self.cancellation = _cancellation(cancellation)
+        self.cancellation = CancellationConfig() if cancellation is None else cancellation
         self.trigger_interval_ms = trigger_interval_ms
         self.latency_tracking_interval_ms = latency_tracking_interval_ms
         self.graph = StreamGraph(max_parallelism=max_parallelism)
         self._views = {}
-        self.restore, self.standby = _restore_settings(restore), standby
+        self.restore, self.standby = restore, standby
         self._hooks = MasterHooks(unknown=unknown_hook_state)
-        self.manifest = None if manifest is None else _manifest(manifest)
+        self.manifest = manifest
         self._dependencies = Dependencies(spark, self._place)
         self._listeners: list[JobListener] = []
         self._execution_listeners: list[ExecutionListener] = []
@@ -240,6 +230,7 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         given = SparkSession.builder if builder is None else builder
         return cls(given.appName(job).getOrCreate(), job, job_dir, **settings)
 
+    @check_arguments(source="give a KafkaSource, or an instance of a SplitSource of your own")
     def from_source(
         self, source: Source, watermark_strategy: WatermarkStrategy | None = None, *, uid: str | None = None
     ) -> DataStream:
@@ -253,15 +244,9 @@ class StreamExecutionEnvironment(JobPlans, Queries):
             Stable name of this source in this job. If left out, it is derived from the place in the program,
             with a warning.
         """
-        if not isinstance(source, Source):
-            raise GraphError(
-                f"from_source() got a {type(source).__name__}",
-                what_to_do="give it a KafkaSource, or an instance of a SplitSource of your own",
-            )
         known = self.graph.check_uid(resolve_uid(self.graph, uid, "source", type(source).__name__))
-        check_methods(source, Source, f"the source '{known}'")
         if watermark_strategy is not None:
-            check_strategy(watermark_strategy, "from_source()", known)
+            check_strategy(watermark_strategy, known)
         node = SourceNode(known, source.bind(known))
         self.graph.sources.append(node)
         stream = DataStream(self, node)
@@ -310,15 +295,15 @@ class StreamExecutionEnvironment(JobPlans, Queries):
             )
         return self.from_source(DataFrameSource(frame, output_mode), uid=uid)
 
-    def set_parallelism(self, parallelism: int) -> Self:
+    @check_arguments()
+    def set_parallelism(self, parallelism: Parallelism) -> Self:
         """Set the number of tasks of keyed operators, which must be the number of Spark's shuffle partitions.
 
         Other queries may run in the session. So its setting is checked here and at the start, and never
         changed.
         """
-        asked = check_parallelism("set_parallelism", parallelism)
-        check_is_shuffle_partitions(asked, self._partitions(), f"the job '{self.job}'")
-        self._parallelism = asked
+        check_is_shuffle_partitions(parallelism, self._partitions(), f"the job '{self.job}'")
+        self._parallelism = parallelism
         return self
 
     @property
@@ -331,9 +316,9 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         """Default number of key groups of operators."""
         return self.graph.max_parallelism
 
-    def set_max_parallelism(self, max_parallelism: int) -> Self:
+    @check_arguments(max_parallelism=KEY_GROUPS_ADVICE)
+    def set_max_parallelism(self, max_parallelism: KeyGroups) -> Self:
         """Set the default number of key groups of operators; call it before the first operator."""
-        check_max_parallelism(max_parallelism)
         if self.graph.operators and max_parallelism != self.graph.max_parallelism:
             raise GraphError(
                 f"set_max_parallelism({max_parallelism}) was called after an operator was added",
@@ -405,6 +390,7 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         """
         self._dependencies.set_python_executable(to_path(python_exec))
 
+    @check_arguments(ui="give True, or UiConfig(port=...)", until="give CaughtUp(), or leave it out")
     def execute_async(self, *, ui: bool | UiConfig = False, until: CaughtUp | None = None) -> JobClient:
         """Start the job and return at once; for notebooks and services.
 
@@ -449,7 +435,6 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         if given is None:
             given = CaughtUp() if session.is_until_caught_up(self.spark) else None
         if given is not None:
-            instance_of("until", given, CaughtUp, what_to_do="give CaughtUp(), or leave it out")
             timed = [node for node in self.graph.timed if node.strategy.alignment is not None]
             aligned = [source.uid for node in timed for source in find_sources(node)]
             check_can_catch_up(self.graph.read_sources, aligned)
@@ -460,9 +445,7 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         self._close_page()
         if ui is False:
             return None
-        wanted = UiConfig() if ui is True else ui
-        config = instance_of("ui", wanted, UiConfig, what_to_do="give True, or UiConfig(port=...)")
-        self._ui = job_face().serve_page(self._place, config)
+        self._ui = job_face().serve_page(self._place, UiConfig() if ui is True else ui)
         LOG.info("the page of the job '%s' is at %s", self.job, self._ui.url)
         return self._ui
 
@@ -562,42 +545,35 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         with session.suppress_traces(self.spark), line:
             yield
 
+    @check_arguments(hook="derive it from flinkish_spark.MasterHook, and give an instance")
     def add_master_hook(self, hook: MasterHook) -> None:
         """Let an external system take part in every checkpoint; call it before `execute`."""
         self._check_idle("add a master hook")
-        what_to_do = "derive it from flinkish_spark.MasterHook, and give an instance"
-        if not isinstance(hook, MasterHook):
-            raise unusable("hook", hook, wanted="an instance of a MasterHook", what_to_do=what_to_do)
-        require_methods("hook", hook, MasterHook, what_to_do=what_to_do)
         self._hooks.add(hook)
 
+    @check_arguments(listener="derive it from flinkish_spark.ExecutionListener, and give an instance")
     def register_job_listener(self, listener: ExecutionListener) -> None:
         """Notify `listener` when a job is submitted and when it has ended; see also :meth:`add_listener`."""
-        what_to_do = "derive it from flinkish_spark.ExecutionListener, and give an instance"
-        instance_of("listener", listener, ExecutionListener, what_to_do=what_to_do)
-        check_methods(listener, ExecutionListener, f"the listener {type(listener).__name__}")
         self._execution_listeners.append(listener)
 
     def clear_job_listeners(self) -> None:
         """Remove all listeners added by :meth:`register_job_listener`."""
         self._execution_listeners.clear()
 
+    @check_arguments(listener="derive it from flinkish_spark.QuietListener, and give an instance")
     def add_listener(self, listener: JobListener) -> None:
         """Notify `listener` of status changes, and of complete and aborted checkpoints."""
-        what_to_do = "derive it from flinkish_spark.QuietListener, and give an instance"
-        require_methods("listener", listener, JobListener, what_to_do=what_to_do)
         self._listeners.append(listener)
 
+    @check_arguments(reporter="give a PrometheusReporter(), for example")
     def add_reporter(self, reporter: Reporter) -> None:
         """Add a reporter of the job's metrics, such as a PrometheusReporter(); see docs/metrics.md."""
         self._check_idle("add a reporter")
-        what_to_do = "give a PrometheusReporter(), for example"
-        self._reporters.append(instance_of("reporter", reporter, Reporter, what_to_do=what_to_do))
+        self._reporters.append(reporter)
 
+    @check_arguments(observer="derive it from flinkish_spark.core.steps.SilentObserver, and give an instance")
     def observe(self, observer: Observer) -> None:
         """Let `observer` watch the steps of the checkpoints; see `core.steps`."""
-        what_to_do = "derive it from flinkish_spark.core.steps.SilentObserver, and give an instance"
-        require_methods("observer", observer, StepObserver, what_to_do=what_to_do)
         self._observer = observer
 
     def _supervisor(
@@ -652,35 +628,6 @@ def _check_session(spark: SparkSession) -> None:
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
     session.refuse_connect(spark)
     session.refuse_other_target(spark)
-
-
-def _checkpoint_config(given: CheckpointConfig | None) -> CheckpointConfig:
-    config = CheckpointConfig() if given is None else given
-    what_to_do = "give CheckpointConfig(interval_ms=...), or leave it out"
-    return instance_of("checkpoint", config, CheckpointConfig, what_to_do=what_to_do)
-
-
-def _restart_strategy(given: RestartStrategy | None) -> RestartStrategy:
-    strategy: RestartStrategy = ExponentialDelay() if given is None else given
-    what_to_do = "give an instance, for example FixedDelay(attempts=3) or NoRestart()"
-    return require_methods("restart_strategy", strategy, RestartStrategy, what_to_do=what_to_do)
-
-
-def _cancellation(given: CancellationConfig | None) -> CancellationConfig:
-    what_to_do = "give CancellationConfig(timeout_ms=...), or leave it out"
-    config = CancellationConfig() if given is None else given
-    return instance_of("cancellation", config, CancellationConfig, what_to_do=what_to_do)
-
-
-def _restore_settings(given: RestoreSettings | None) -> RestoreSettings | None:
-    path = given if isinstance(given, str) else "/absolute/path"
-    what_to_do = f'give RestoreSettings("{path}"), or leave it out'
-    return None if given is None else instance_of("restore", given, RestoreSettings, what_to_do=what_to_do)
-
-
-def _manifest(given: Manifest) -> Manifest:
-    what_to_do = "give a DeltaManifest or a KafkaManifest"
-    return require_methods("manifest", given, Manifest, what_to_do=what_to_do)
 
 
 def _refuse_second(place: StoreSpec, standby: Standby) -> None:

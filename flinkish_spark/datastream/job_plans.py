@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.contracts.source import NO_JOB
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, StoreError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.job_dir import open_job_dir
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of
@@ -52,6 +53,7 @@ class JobPlans:
         """
         return describe_job(self.job, self.graph, self._partitions(), self._plan_graph(self.graph))
 
+    @check_arguments()
     def get_execution_plan(self, form: PlanForm = PlanForm.JSON) -> str:
         """Return the plan as text, for Flink's plan visualiser or a drawing tool.
 
@@ -64,7 +66,6 @@ class JobPlans:
         --------
         >>> Path("plan.mmd").write_text(env.get_execution_plan(PlanForm.MERMAID))  # doctest: +SKIP
         """
-        instance_of("form", form, PlanForm, what_to_do="give PlanForm.JSON, PlanForm.DOT or PlanForm.MERMAID")
         return job_face().plan_in(self.get_job_graph(), form)
 
     def explain(self) -> None:

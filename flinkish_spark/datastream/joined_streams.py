@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from flinkish_spark.core.elements import OutputTag, OutputType
-from flinkish_spark.core.errors import GraphError, SchemaError
-from flinkish_spark.core.validation import check_methods
+from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.datastream.connected_streams import add_operator
 from flinkish_spark.joins.spec import (
     Bound,
@@ -87,7 +86,6 @@ class JoinedStreams:
             Side output of late elements; None: they are dropped and counted.
         """
         uid = resolve_uid(self._environment.graph, uid, "interval", *self._entries)
-        check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = IntervalJoin(
             UNKNOWN_TYPE,
             UNKNOWN_TYPE,
@@ -122,10 +120,8 @@ class JoinedStreams:
             An assigner, or a specification with trigger, evictor and lateness.
         """
         uid = resolve_uid(self._environment.graph, uid, "window", *self._entries)
-        check_methods(function, ProcessJoinFunction, f"'{uid}'")
-        join = WindowJoin(
-            UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), join_type, function, left_late, right_late
-        )
+        spec = windows if isinstance(windows, WindowSpec) else WindowSpec(windows)
+        join = WindowJoin(UNKNOWN_TYPE, UNKNOWN_TYPE, spec, join_type, function, left_late, right_late)
         return self._add_join(join, function, output, uid, max_parallelism)
 
     def co_group(
@@ -141,8 +137,8 @@ class JoinedStreams:
     ) -> DataStream:
         """Call a function with all elements of both streams in a window; see :meth:`window`."""
         uid = resolve_uid(self._environment.graph, uid, "co_group", *self._entries)
-        check_methods(function, CoGroupFunction, f"'{uid}'")
-        join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, _spec(windows), function, left_late, right_late)
+        spec = windows if isinstance(windows, WindowSpec) else WindowSpec(windows)
+        join = WindowCoGroup(UNKNOWN_TYPE, UNKNOWN_TYPE, spec, function, left_late, right_late)
         return self._add_join(join, function, output, uid, max_parallelism)
 
     def temporal(
@@ -169,7 +165,6 @@ class JoinedStreams:
             Side output of left elements whose version is no longer known; None: they are dropped and counted.
         """
         uid = resolve_uid(self._environment.graph, uid, "temporal", *self._entries)
-        check_methods(function, ProcessJoinFunction, f"'{uid}'")
         join = TemporalJoin(
             UNKNOWN_TYPE, UNKNOWN_TYPE, join_type, function, is_deletion, version_ttl, late_output
         )
@@ -193,14 +188,3 @@ class JoinedStreams:
             call = function.co_group if isinstance(function, CoGroupFunction) else function.process_element
             output = infer_output(call, f"'{uid}'", is_iterable=True)
         return add_operator(self._environment, self._entries, Joining(join), output, uid, max_parallelism)
-
-
-def _spec(windows: Any) -> WindowSpec:
-    if isinstance(windows, WindowSpec):
-        return windows
-    if not isinstance(windows, WindowAssigner):
-        raise GraphError(
-            f"the windows of a join are a {type(windows).__name__}",
-            what_to_do="give an assigner like TumblingEventTimeWindows(60_000), or a WindowSpec",
-        )
-    return WindowSpec(windows)

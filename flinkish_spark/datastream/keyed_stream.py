@@ -12,7 +12,8 @@ from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
-from flinkish_spark.core.validation import check_aggregate, instance_of
+from flinkish_spark.core.fields import check_arguments
+from flinkish_spark.core.validation import check_aggregate
 from flinkish_spark.datastream.connected_streams import (
     BroadcastConnectedStream,
     BroadcastStream,
@@ -31,7 +32,6 @@ from flinkish_spark.functions.aggregates import (
     Fold,
     Ties,
     check_columns,
-    check_emit,
 )
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
@@ -81,15 +81,7 @@ class FoldSettings(TypedDict, total=False):
     max_parallelism: int | None
 
 
-def check_retracts(aggregate: object, emit: Emit, uid: str) -> None:
-    """Refuse an aggregate that cannot retract a row."""
-    check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
-    if emit is not Emit.PER_ELEMENT:
-        raise ConfigError(
-            f"aggregate() of '{uid}' has a changelog as its input, and cannot emit once per key",
-            why="partial aggregates of tasks would be merged, and these cannot retract rows of a changelog",
-            what_to_do="leave emit out",
-        )
+_OTHER = "call key_by() on the other one too, with a key of the same type"
 
 
 class KeyedStream:
@@ -190,6 +182,7 @@ class KeyedStream:
         """Partition the same records by another key, which counts alone; see :meth:`DataStream.key_by`."""
         return KeyedStream(self._environment, self._entry.parent, declare.parse_keys(keys, key))
 
+    @check_arguments()
     def process(
         self,
         function: KeyedProcessFunction | VectorizedProcessFunction,
@@ -216,25 +209,25 @@ class KeyedStream:
         Raises
         ------
         ConfigError
-            The number of key groups is out of range.
+            The number of key groups is out of range, or it is no KeyedProcessFunction.
         GraphError
-            It is no KeyedProcessFunction, or the uid cannot be used or is taken.
+            The uid cannot be used or is taken.
         UserFunctionError
             The function cannot be serialised.
         SchemaError
             The output type is not a list of fields.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "process", self._entry)
-        declare.check_keyed_function(function, uid)
         if output is None and isinstance(function, KeyedProcessFunction):
             call, timers = function.process_element, function.on_timer
             output = declare.infer_output(call, f"'{uid}'", timers, is_iterable=True)
         if output is None:
             raise SchemaError(
-                f"the output of '{uid}' is not known", what_to_do='say output="user STRING, total LONG"'
+                f"the output of '{uid}' is not known", what_to_do='say output="user STRING, n LONG"'
             )
         return self._add_operator(function, output, uid, max_parallelism)
 
+    @check_arguments()
     def reduce(
         self,
         reduce: ReduceFunction | Callable[[Any, Any], Any],
@@ -256,10 +249,10 @@ class KeyedStream:
             How long a key's value lives; None: for ever.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "reduce", self._entry)
-        check_emit(emit)
         reducing = Reducing(reduce, ttl) if emit is Emit.PER_ELEMENT else ReducingColumns(reduce, ttl)
         return self._add_operator(reducing, None, uid, max_parallelism)
 
+    @check_arguments("aggregate", "accumulator")
     def aggregate(
         self,
         aggregate: AggregateFunction,
@@ -290,13 +283,18 @@ class KeyedStream:
             of `add`. The results are a changelog, too: see :meth:`fold`.
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "aggregate", self._entry)
-        check_emit(emit)
         check_aggregate(aggregate)
         if output is None:
             output = declare.infer_aggregate_output(aggregate, None, f"'{uid}'")
         kind = declare.check_accumulator_type(accumulator, uid)
         if row_kind:
-            check_retracts(aggregate, emit, uid)
+            check_aggregate(aggregate, name=f"aggregate of '{uid}'", retracts=True)
+            if emit is not Emit.PER_ELEMENT:
+                raise ConfigError(
+                    f"aggregate() of '{uid}' has a changelog as its input, and cannot emit once per key",
+                    why="partial aggregates of tasks would be merged, and these cannot retract rows",
+                    what_to_do="leave emit out",
+                )
             fields = [*output_schema(output, f"'{uid}'"), T.StructField(ROW_KIND, T.StringType())]
             changes = ChangelogAggregating(row_kind, ttl, aggregate=aggregate, accumulator_type=kind)
             return self._add_operator(changes, T.StructType(fields), uid, max_parallelism)
@@ -339,6 +337,7 @@ class KeyedStream:
         """Emit each key's element with the greatest value of a field; `ties` chooses among equal ones."""
         return self._add_fold("max_by", ElementChoice(Fold.MAX, field, ties), **settings)
 
+    @check_arguments("columns")
     def fold(
         self,
         *columns: AggregateColumn,
@@ -372,6 +371,7 @@ class KeyedStream:
             return self._add_operator(changes, None, uid, max_parallelism)
         return self._add_operator(FoldingColumns(columns, ttl), None, uid, max_parallelism)
 
+    @check_arguments(row_kind='give "_row_kind"')
     def changelog_normalize(
         self,
         row_kind: str = ROW_KIND,
@@ -400,6 +400,7 @@ class KeyedStream:
         uid = declare.resolve_uid(self._environment.graph, uid, "changelog_normalize", self._entry)
         return self._add_operator(Normalizing(row_kind, ttl), None, uid, max_parallelism)
 
+    @check_arguments()
     def _add_fold(
         self,
         method: str,
@@ -410,8 +411,6 @@ class KeyedStream:
         max_parallelism: int | None = None,
     ) -> DataStream:
         uid = declare.resolve_uid(self._environment.graph, uid, method, self._entry)
-        check_emit(emit)
-        check_emit(emit)
         folding = FoldingElements if emit is Emit.PER_ELEMENT else FoldingColumns
         return self._add_operator(folding(aggregate, ttl), None, uid, max_parallelism)
 
@@ -428,6 +427,7 @@ class KeyedStream:
             self, count_window(count) if slide is None else sliding_count_window(count, slide)
         )
 
+    @check_arguments("text")
     def match_recognize(
         self,
         text: str,
@@ -454,10 +454,6 @@ class KeyedStream:
         """
         uid = declare.resolve_uid(self._environment.graph, uid, "match_recognize", self._entry)
         said = match_recognize(text)
-        if late_output is not None:
-            instance_of(
-                "late_output", late_output, OutputTag, what_to_do="give an OutputTag, or leave it out"
-            )
         keys = tuple(key for key in self._entry.keys if isinstance(key, str))
         if said.partition and [one.lower() for one in said.partition] != [one.lower() for one in keys]:
             raise GraphError(
@@ -471,21 +467,24 @@ class KeyedStream:
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...
     @overload
     def connect(self, other: BroadcastStream) -> BroadcastConnectedStream: ...
+    @check_arguments(other=_OTHER)
     def connect(
         self, other: KeyedStream | BroadcastStream
     ) -> KeyedConnectedStreams | BroadcastConnectedStream:
         """Let one function read this stream and another one: keyed by the same types, or broadcast."""
+        check_same_job(self._environment, other._environment, "connect")
         if isinstance(other, BroadcastStream):
-            check_same_job(self._environment, other._environment, "connect")
             return BroadcastConnectedStream(self._entry, other)
-        return KeyedConnectedStreams(self._environment, self._entry, self._check_other(other, "connect"))
+        return KeyedConnectedStreams(self._environment, self._entry, other._entry)
 
+    @check_arguments(other=_OTHER)
     def join(self, other: KeyedStream) -> JoinedStreams:
         """Join this stream, the left one, with another one that has keys of the same types.
 
         Then call `interval`, `window`, `co_group` or `temporal` for the kind of join.
         """
-        return JoinedStreams(self._environment, self._entry, self._check_other(other, "join"))
+        check_same_job(self._environment, other._environment, "join")
+        return JoinedStreams(self._environment, self._entry, other._entry)
 
     def interval_join(
         self,
@@ -498,16 +497,6 @@ class KeyedStream:
     ) -> DataStream:
         """Join elements whose event times are near; as :meth:`JoinedStreams.interval`."""
         return self.join(other).interval(lower_ms=lower_ms, upper_ms=upper_ms, uid=uid, **more)
-
-    def _check_other(self, other: Any, method: str) -> KeyedEntry:
-        if not isinstance(other, KeyedStream):
-            raise GraphError(
-                f"{method}() got a {type(other).__name__}",
-                why="this stream is keyed",
-                what_to_do="call key_by() on the other one too, with a key of the same type",
-            )
-        check_same_job(self._environment, other._environment, method)
-        return other._entry
 
     def _add_operator(
         self, function: KeyedFunction, output: OutputType | None, uid: str, max_parallelism: int | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.conditions import ColumnCondition
@@ -14,8 +14,9 @@ from flinkish_spark.cep.pattern import Pattern
 from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.cep.stages import OpenMatches, Skip
 from flinkish_spark.core.elements import OutputTag, OutputType, TimeDomain
-from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
-from flinkish_spark.core.validation import check_function, function_object, function_of_two, instance_of
+from flinkish_spark.core.errors import ConfigError, PatternError
+from flinkish_spark.core.fields import Arity, check_arguments
+from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.datastream.keyed_stream import KeyedStream
 from flinkish_spark.planning.declare import declare_operator, infer_output, resolve_uid
@@ -32,6 +33,7 @@ class CEP:
     """An entry point for patterns in streams, as Flink's library CEP; see docs/cep.md."""
 
     @staticmethod
+    @check_arguments("stream", "comparator", pattern='give one, as Pattern.begin("first")')
     def pattern(
         stream: DataStream | KeyedStream, pattern: Pattern, comparator: Comparator | None = None
     ) -> PatternStream:
@@ -48,16 +50,17 @@ class CEP:
         ------
         PatternError
             The pattern cannot be compiled.
-        GraphError, ConfigError
+        ConfigError
             It is no stream, or no function of two events.
         """
         return CEP.patterns(stream, {"": pattern}, comparator)
 
     @staticmethod
+    @check_arguments(stream="give it a stream: CEP.pattern(readings.key_by('cell'), pattern)")
     def patterns(
         stream: DataStream | KeyedStream,
         patterns: Mapping[str, Pattern],
-        comparator: Comparator | None = None,
+        comparator: Annotated[Comparator, Arity(2)] | None = None,
     ) -> PatternStream:
         """Look for several patterns in one pass; the context's `pattern_name()` returns the one found.
 
@@ -68,25 +71,12 @@ class CEP:
         stream, comparator
             As of :meth:`pattern`, which also says what is raised.
         """
-        if comparator is not None:
-            function_of_two("comparator", comparator)
-        if not isinstance(patterns, Mapping) or not patterns:
+        if not patterns:
             raise ConfigError("no pattern is looked for", what_to_do='name one: {"rising": pattern}')
         wanted = []
         for name, pattern in patterns.items():
-            if not isinstance(name, str) or not isinstance(pattern, Pattern):
-                raise PatternError(
-                    f"CEP got {pattern!r}, called {name!r}, as a pattern",
-                    why="a pattern is a Pattern, and its name a text",
-                    what_to_do='give one, as Pattern.begin("first")',
-                )
             wanted.append(LookedFor(name, compile_pattern(pattern), pattern.skip, pattern.stages))
         keyed = stream.key_by(_no_key, key="INT") if isinstance(stream, DataStream) else stream
-        if not isinstance(keyed, KeyedStream):
-            raise GraphError(
-                f"CEP got a {type(stream).__name__}",
-                what_to_do="give it a stream: CEP.pattern(readings.key_by('cell'), pattern)",
-            )
         return PatternStream(keyed, PatternSearch(tuple(wanted), _Nothing(), compare=comparator))
 
 
@@ -100,6 +90,7 @@ class PatternStream:
         """Give events the time of their micro-batch, and process them as they arrive; none is late."""
         return self._replace_search(clock=TimeDomain.PROCESSING_TIME, time_field=None)
 
+    @check_arguments(field='name a field: in_event_time("at")')
     def in_event_time(self, field: str | None = None) -> PatternStream:
         """Process events in the order of their own times, when the watermark reaches them.
 
@@ -110,15 +101,14 @@ class PatternStream:
             :meth:`DataStream.assign_timestamps_and_watermarks` or by the operator before. After a count
             window, whose last instant is the end of all time, a field is required.
         """
-        if field is not None:
-            instance_of("field", field, str, what_to_do='name a field: in_event_time("at")')
         return self._replace_search(clock=TimeDomain.EVENT_TIME, time_field=field)
 
+    @check_arguments()
     def side_output_late_data(self, tag: OutputTag) -> PatternStream:
         """Send late events to a side output; by default they are dropped and counted."""
-        instance_of("tag", tag, OutputTag, what_to_do="give an OutputTag")
         return self._replace_search(late_output=tag)
 
+    @check_arguments(limit="give one, as OpenMatches(10_000)")
     def limit_open_matches(self, limit: OpenMatches) -> PatternStream:
         """Limit the number of open partial matches per key and pattern.
 
@@ -127,9 +117,9 @@ class PatternStream:
         limit
             For example ``OpenMatches(10_000, Overflow.DISCARD_OLDEST)``.
         """
-        instance_of("limit", limit, OpenMatches, what_to_do="give one, as OpenMatches(10_000)")
         return self._replace_search(limit=limit)
 
+    @check_arguments()
     def process(
         self,
         function: PatternProcessFunction,
@@ -155,12 +145,6 @@ class PatternStream:
             As of :meth:`KeyedStream.process`.
         """
         uid = resolve_uid(self._stream._environment.graph, uid, "process", self._stream._entry)
-        function_object("function", function, PatternProcessFunction)
-        if not isinstance(function, PatternProcessFunction):
-            raise GraphError(
-                f"process() of '{uid}' got a {type(function).__name__}",
-                what_to_do="give it an instance of a PatternProcessFunction subclass",
-            )
         if output is None:
             output = infer_output(
                 function.process_match, f"'{uid}'", function.process_timed_out_match, is_iterable=True
@@ -303,9 +287,7 @@ class _Select(PatternProcessFunction):
 
 def _check_call(name: str, function: object, uid: str, takes: int, *, is_rows: bool) -> None:
     if not callable(function) or isinstance(function, type):
-        raise ConfigError(
-            f"{name} of '{uid}' is {function!r}", what_to_do="give it a function, or leave it out"
-        )
+        raise ConfigError(f"{name} of '{uid}' is {function!r}", what_to_do="give a function, or leave it out")
     check_function(function, f"{name} of '{uid}'", takes, is_rows=is_rows)
 
 
@@ -353,7 +335,6 @@ class _Answers:
                     f"Spark cannot evaluate the condition {text!r}",
                     why=str(error).partition("\n")[0],
                     what_to_do=f"correct it; events have {names}",
-                    text=text,
                 ) from None
         if not self._is_for_few:
             return records

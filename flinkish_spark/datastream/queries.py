@@ -9,6 +9,7 @@ from flinkish_spark.bridge.plans import APPEND, check_output_mode
 from flinkish_spark.bridge.sql_statements import find_relations
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import GraphError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.datastream.connected_streams import check_same_job
 from flinkish_spark.datastream.data_stream import DataStream
@@ -84,6 +85,7 @@ class Queries:
         self._views[name.lower()] = stream
         return self
 
+    @check_arguments(query="give it a SELECT")
     def sql(self, query: str, *, output_mode: str = APPEND, uid: str | None = None) -> DataStream:
         """Add a query in Spark's SQL over views of streams, and over tables of the session.
 
@@ -110,8 +112,7 @@ class Queries:
                 uid="totals",
             )
         """
-        text = instance_of("the query of sql()", query, str, what_to_do="give it a SELECT")
-        names = find_relations(self.spark, text)
+        names = find_relations(self.spark, query)
         read = {name: stream for name, stream in self._views.items() if name in names}
         if not read:
             raise GraphError(

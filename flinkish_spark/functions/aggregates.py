@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import check_fields
-from flinkish_spark.core.validation import instance_of, unusable
+from flinkish_spark.core.validation import unusable
 from flinkish_spark.protocol.choices import Choice
 
 
@@ -20,11 +20,6 @@ class Emit(Choice):
 
     PER_ELEMENT = "PER_ELEMENT"
     PER_KEY = "PER_KEY"
-
-
-def check_emit(emit: object) -> None:
-    """Raise ConfigError unless it is an Emit: a text would silently mean one of the two."""
-    instance_of("emit", emit, Emit, what_to_do="give Emit.PER_ELEMENT or Emit.PER_KEY")
 
 
 class Fold(Choice):
@@ -57,9 +52,7 @@ class FieldAggregate:
 
     def __post_init__(self) -> None:
         if self.fold not in (Fold.SUM, Fold.MIN, Fold.MAX):
-            raise unusable(
-                "fold", self.fold, wanted="Fold.SUM, Fold.MIN or Fold.MAX", what_to_do="give one of these"
-            )
+            raise unusable("fold", self.fold, wanted="Fold.SUM, Fold.MIN or Fold.MAX", what_to_do="give one")
         check_fields(self, field="give the name of a field")
 
 
@@ -74,7 +67,7 @@ class ElementChoice:
 
     def __post_init__(self) -> None:
         if self.fold not in (Fold.MIN, Fold.MAX):
-            raise unusable("fold", self.fold, wanted="Fold.MIN or Fold.MAX", what_to_do="give one of these")
+            raise unusable("fold", self.fold, wanted="Fold.MIN or Fold.MAX", what_to_do="give one")
         check_fields(self, field="give the name of a field")
 
 

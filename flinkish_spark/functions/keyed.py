@@ -194,9 +194,7 @@ class AggregateFunction(RichFunction, ABC):
 
     def merge(self, first: Any, second: Any) -> Any:
         """Return one accumulator for two; called only for windows that merge."""
-        raise NotImplementedError(
-            f"{type(self).__name__}.merge() is needed for session windows and other windows that merge"
-        )
+        raise NotImplementedError(f"{type(self).__name__}.merge() is needed for windows that merge")
 
 
 class KeyedProcessFunction(RichFunction, ABC):
@@ -246,9 +244,7 @@ class KeyedProcessFunction(RichFunction, ABC):
         Called once per timer, in the order of their times. Event-time timers fire when the watermark
         reaches them, before the elements that came after that watermark.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has a timer for {time_ms} and no on_timer()")
 
 
 class KeyedCoProcessFunction(RichFunction, ABC):
@@ -278,9 +274,7 @@ class KeyedCoProcessFunction(RichFunction, ABC):
 
     def on_timer(self, time_ms: int, ctx: OnTimerContext) -> Iterable[Any] | None:
         """Act on a timer that either input has registered."""
-        raise NotImplementedError(
-            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has a timer for {time_ms} and no on_timer()")
 
 
 class UnkeyedContext(TimeContext, Protocol):
@@ -370,6 +364,4 @@ class KeyedBroadcastProcessFunction(RichFunction, ABC):
 
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterable[Any] | None:
         """Act on a timer of `ctx`'s key."""
-        raise NotImplementedError(
-            f"{type(self).__name__} registered a timer for {time_ms} but has no on_timer()"
-        )
+        raise NotImplementedError(f"{type(self).__name__} has a timer for {time_ms} and no on_timer()")

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from flinkish_spark.core.errors import ConfigError, UserFunctionError
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.iterators import USER_ERRORS
 from flinkish_spark.core.validation import (
     can_take,
     check_function,
     check_methods,
     raise_config_errors,
-    to_ms,
     unusable,
 )
-from flinkish_spark.protocol.durations import Duration, Milliseconds
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.event_time import (
     Alignment,
     AssignerRules,
@@ -29,7 +29,7 @@ from flinkish_spark.protocol.event_time import (
     ReportedWatermarks,
     check_time,
 )
-from flinkish_spark.protocol.limits import UnusableValueError
+from flinkish_spark.protocol.limits import MOST_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -72,6 +72,9 @@ class WatermarkGenerator:
         return None
 
 
+_ALIGNED = 'write with_watermark_alignment("orders", 60_000), for example'
+
+
 @dataclass(frozen=True, eq=False)
 class WatermarkStrategy:
     """A strategy that assigns event times to the records of a stream, and defines its watermarks.
@@ -103,7 +106,10 @@ class WatermarkStrategy:
         return cls(BoundedOutOfOrderness(0))
 
     @classmethod
-    def for_bounded_out_of_orderness(cls, max_out_of_orderness_ms: Duration) -> WatermarkStrategy:
+    @check_arguments(max_out_of_orderness_ms="give the bound in milliseconds, such as 5_000")
+    def for_bounded_out_of_orderness(
+        cls, max_out_of_orderness_ms: Annotated[Milliseconds, Range(0, MOST_MS)]
+    ) -> WatermarkStrategy:
         """Return a strategy for records that come out of order, up to a bound.
 
         Parameters
@@ -111,8 +117,7 @@ class WatermarkStrategy:
         max_out_of_orderness_ms
             How much older than the newest record of its channel a record may be and still be on time.
         """
-        with raise_config_errors("give the bound in milliseconds, such as 5_000"):
-            return cls(BoundedOutOfOrderness(to_ms("max_out_of_orderness_ms", max_out_of_orderness_ms)))
+        return cls(BoundedOutOfOrderness(max_out_of_orderness_ms))
 
     @classmethod
     def for_generator(cls, factory: Callable[[], WatermarkGenerator]) -> WatermarkStrategy:
@@ -171,7 +176,8 @@ class WatermarkStrategy:
             check_function(timestamps, "the timestamp assigner", 2)
         return replace(self, timestamps=timestamps)
 
-    def with_idleness(self, idleness_ms: Duration) -> WatermarkStrategy:
+    @check_arguments(idleness_ms="give a time in milliseconds, such as 60_000, or leave the call out")
+    def with_idleness(self, idleness_ms: Annotated[Milliseconds, Range(1, MOST_MS)]) -> WatermarkStrategy:
         """Return this strategy with channels that are not waited for while they bring nothing.
 
         Parameters
@@ -179,15 +185,12 @@ class WatermarkStrategy:
         idleness_ms
             After this much processing time without a record a channel is idle, until its next one.
         """
-        idleness_ms = to_ms("idleness_ms", idleness_ms)
-        with raise_config_errors("give a time in milliseconds, such as 60_000, or leave the call out"):
-            # None stands elsewhere for a setting that was left out.
-            if idleness_ms is None:
-                raise UnusableValueError("idleness_ms", None, "a whole number")
-            AssignerRules(self.generation, idleness_ms=idleness_ms)
         return replace(self, idleness_ms=idleness_ms)
 
-    def with_watermark_alignment(self, group: str, max_drift_ms: Duration) -> WatermarkStrategy:
+    @check_arguments("group", max_drift_ms=_ALIGNED)
+    def with_watermark_alignment(
+        self, group: str, max_drift_ms: Annotated[Milliseconds, Range(0, MOST_MS)]
+    ) -> WatermarkStrategy:
         """Return this strategy with its source kept close to the other sources of a group.
 
         A channel that is further ahead than the drift brings no records in the next micro-batch. A
@@ -208,8 +211,7 @@ class WatermarkStrategy:
                 why="the others of the group would wait for its watermark, which never comes",
                 what_to_do="give it watermarks: for_bounded_out_of_orderness(...), for example",
             )
-        max_drift_ms = to_ms("max_drift_ms", max_drift_ms)
-        with raise_config_errors('write with_watermark_alignment("orders", 60_000), for example'):
+        with raise_config_errors(_ALIGNED):
             return replace(self, alignment=Alignment(group, max_drift_ms))
 
     @property

@@ -54,7 +54,6 @@ def check_can_catch_up(sources: Sequence[SourceNode], aligned: Sequence[str]) ->
                 why=why,
                 what_to_do="read Kafka with KafkaSource, files with FileSource, Delta with DeltaSource, "
                 "without aligned_with and with_watermark_alignment(); or leave until= out",
-                uid=node.uid,
             )
 
 

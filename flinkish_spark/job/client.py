@@ -14,9 +14,10 @@ from flinkish_spark.checkpoint.answers import CheckpointTriggerRequest, PendingA
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.remote_store import requests_of_this_process
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of, to_ms, to_path
+from flinkish_spark.core.validation import to_ms, to_path
 from flinkish_spark.job.engine import JobProgress
 from flinkish_spark.job.requests import StopMode
 from flinkish_spark.job.rewind import PendingRewind
@@ -279,6 +280,7 @@ class JobClient:
         """
         return self._ask(CheckpointPurpose.SAVEPOINT, _target(target))
 
+    @check_arguments("target")
     def stop_with_savepoint(
         self, target: str | os.PathLike[str], mode: StopMode = StopMode.SUSPEND
     ) -> PendingAnswer:
@@ -294,7 +296,6 @@ class JobClient:
             With `StopMode.DRAIN` the watermark rises to its maximum after the last records: all event-time
             timers and windows fire, and their results are committed with the savepoint.
         """
-        instance_of("mode", mode, StopMode, what_to_do="give StopMode.SUSPEND or StopMode.DRAIN")
         return self._ask(mode.purpose, _target(target))
 
     def _ask(self, purpose: CheckpointPurpose, target: str) -> PendingAnswer:
@@ -302,6 +303,7 @@ class JobClient:
         self._supervisor.control.ask(CheckpointTriggerRequest(purpose, pending.resolve, target))
         return pending
 
+    @check_arguments("checkpoint")
     def rewind(self, checkpoint: CheckpointId | int, tables: Tables = Tables.KEEP) -> PendingRewind:
         """Order the job to restart from a retained checkpoint. Returns at once.
 
@@ -329,7 +331,6 @@ class JobClient:
         <RewindState.DONE: 'DONE'>
         """
         target = _checkpoint(checkpoint)
-        instance_of("tables", tables, Tables, what_to_do="give Tables.KEEP or Tables.RESTORE")
         return self._supervisor.order_rewind(target, tables)
 
     def pause_periodic_checkpoints(self) -> None:

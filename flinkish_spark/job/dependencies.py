@@ -24,12 +24,14 @@ from flinkish_spark.bridge.session_files import (
 )
 from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import instance_of, unusable
+from flinkish_spark.core.validation import unusable
 
 LOG = logging.getLogger(__name__)
 
 _LONGEST_NAME = 200
+_NAME = 'give a name like "model"'
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _MODULE = re.compile(r"[^\W\d]\w*")
 #: Archives of Python packages; tasks unpack them, because compiled modules cannot be imported from an
@@ -49,10 +51,9 @@ class Dependencies:
         """Paths of registered files by name, relative to the directory of Spark's files in a task."""
         return dict(self._files)
 
+    @check_arguments(name=_NAME, executable="give executable=True, or leave it out")
     def register_cached_file(self, file_path: str, name: str, executable: bool) -> None:
         check_cached_name(name, self._files)
-        what_to_do = "give executable=True, or leave it out"
-        instance_of("executable", executable, bool, what_to_do=what_to_do)
         what = f"the cached file '{name}'"
         with self._local_copy(what, file_path) as place:
             folder = ship_tree(self._spark, what, [(place.name, place)], is_executable=executable)
@@ -82,9 +83,8 @@ class Dependencies:
                 raise unusable("target_dir", target, wanted="no name of ours", what_to_do=what_to_do)
             ship_archive(self._spark, what, place, target)
 
+    @check_arguments(python_exec='give a path, for example "./env/bin/python"')
     def set_python_executable(self, python_exec: str) -> None:
-        what_to_do = 'give a path, for example "./env/bin/python"'
-        instance_of("python_exec", python_exec, str, what_to_do=what_to_do)
         context: Any = self._spark.sparkContext
         running = str(context.pythonExec)
         if python_exec != running and _program(python_exec) != _program(running):
@@ -95,7 +95,6 @@ class Dependencies:
                 f"`flinkish run -D spark.pyspark.python={python_exec}`, or set the variable PYSPARK_PYTHON; "
                 "if the executable is in an archive, name the archive in spark.archives, since workers need "
                 "it before any Python runs",
-                running=running,
             )
 
     def _local_copy(self, what: str, place: str) -> AbstractContextManager[Path]:
@@ -105,16 +104,12 @@ class Dependencies:
 
 
 def check_cached_name(name: str, taken: Iterable[str]) -> None:
-    is_text = isinstance(name, str) and 1 <= len(name) <= _LONGEST_NAME and name.isprintable()
-    if not is_text or not name.strip():
+    if not name.strip() or len(name) > _LONGEST_NAME or not name.isprintable():
         wanted = f"a text of 1 to {_LONGEST_NAME} characters, not only blanks"
-        raise unusable("name", name, wanted=wanted, what_to_do='give a name like "model"')
+        raise unusable("name", name, wanted=wanted, what_to_do=_NAME)
     if name in taken:
         raise ConfigError(
-            f"a cached file '{name}' is registered already",
-            why="functions ask for files by name",
-            what_to_do="give one of them another name",
-            name=name,
+            f"a cached file '{name}' is registered already", what_to_do="give one of them another name"
         )
 
 
@@ -140,7 +135,7 @@ def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]
                 archive.extractall(scratch)
         except (zipfile.BadZipFile, OSError) as error:
             raise ConfigError(
-                f"{what} cannot be unpacked", why=str(error), what_to_do="pack it again, with zip"
+                f"{what} cannot be unpacked", why=str(error), what_to_do="zip it again"
             ) from error
         return [("", scratch)]
     raise ConfigError(
@@ -148,7 +143,6 @@ def _importable(what: str, place: Path, scratch: Path) -> list[tuple[str, Path]]
         why="it is no folder, and its name does not end with .py, .zip, .egg or .whl",
         what_to_do="name the module, the folder or the package; other files go by register_cached_file(), "
         "compiled modules in a folder",
-        path=str(place),
     )
 
 

@@ -59,7 +59,6 @@ def check_source_names(sources: Sequence[SourceNode]) -> None:
                         f"the sources '{other.uid}' and '{node.uid}' cannot be told apart",
                         why=f"the job would keep facts about the input of both under the name '{name}'",
                         what_to_do="give one of them another uid",
-                        uid=node.uid,
                     )
 
 
@@ -72,7 +71,6 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
                 f"the sources '{first.uid}' and '{second.uid}' read the same topic '{topic}'",
                 why="Spark's log could not tell which of the two has read an offset",
                 what_to_do="read the topic with one source, and use its stream twice",
-                topic=topic,
             )
     for first, second in combinations((node for node in graph.sources if node.source.topic_pattern), 2):
         ours, theirs = first.source.topic_pattern, second.source.topic_pattern
@@ -83,7 +81,6 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
                 "Spark's log could not tell which of the two has read an offset",
                 what_to_do='read all of these topics with one source with metadata=["topic"]; '
                 "or use KafkaRecordsSource, which logs its offsets under its uid",
-                patterns=(ours, theirs),
             )
     for sink in planned.sinks:
         both = sorted({topic for topic in sink.sink.topics for node in graph.sources if _reads(node, topic)})
@@ -92,7 +89,6 @@ def check_loops(graph: StreamGraph, planned: PlannedJob) -> None:
                 f"the topic '{both[0]}' is read and written by the same job",
                 why="the job would feed itself for ever",
                 what_to_do=f"let '{sink.uid}' write another topic",
-                topic=both[0],
             )
 
 
@@ -248,8 +244,6 @@ def _check_meaning(planned: PlannedJob, job_dir: JobDir) -> None:
                 what_to_do="leave the operator as it was; or stop the job as it was with a savepoint, give "
                 "the operator another uid, and restore into a new job_dir with "
                 "non_restored=NonRestoredState.ALLOW",
-                setting=_MEANING,
-                uid=uid,
             )
 
 
@@ -281,8 +275,6 @@ def check_spark_version(job_dir: JobDir, running: str) -> VersionStep:
         else f"Spark {ours} need not read what Spark {theirs} has written into Spark's checkpoint",
         what_to_do=f"start with Spark {theirs} again; to go to Spark {ours}, take a savepoint with "
         f"Spark {theirs} and begin a new job_dir with it",
-        setting="spark",
-        recorded=newest,
         wanted=running,
     )
 
@@ -295,7 +287,6 @@ def _minor(version: str) -> SparkMinor:
             "versions of Spark cannot be compared",
             why=str(error),
             what_to_do="use a release of Spark whose version begins like 4.2",
-            version=version,
         ) from error
 
 
@@ -350,8 +341,6 @@ def _check_seen(
             why=f"tasks keep {needing[0]} there, and whichever executor runs the next task must find it",
             what_to_do="put job_dir on a file system that the hosts of driver and executors share; "
             "a job from Kafka to Kafka without keyed state runs with job_dir on the driver's disk",
-            hosts=blind,
-            job_dir=settings.job_dir.url,
         )
 
 
@@ -372,10 +361,7 @@ def check_times_of_queries(graph: StreamGraph) -> None:
             else:
                 continue
             raise GraphError(
-                f"the rows of the query '{query.uid}' cannot have {what}",
-                why=why,
-                what_to_do=what_to_do,
-                uid=query.uid,
+                f"the rows of the query '{query.uid}' cannot have {what}", why=why, what_to_do=what_to_do
             )
 
 
@@ -394,14 +380,12 @@ def check_alignment(graph: StreamGraph, time: TimePlan) -> None:
                 f"the source '{uid}' is aligned with the groups '{groups[uid]}' and '{alignment.group}'",
                 why="it can be held back only as a whole, for all of its readers",
                 what_to_do="give all of its strategies one group",
-                uid=uid,
             )
         if uid not in asked:
             raise GraphError(
                 f"the source '{uid}' is aligned with the group '{alignment.group}', and has no watermarks",
                 why="none of its records reach a keyed operator, and only those use watermarks",
                 what_to_do="leave with_watermark_alignment() out",
-                uid=uid,
             )
 
 
@@ -414,10 +398,7 @@ def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
     for uid, who in taken:
         if uid in graph.uids():
             raise GraphError(
-                f"the uid '{uid}' is used twice",
-                why=f"{who} that uid",
-                what_to_do="choose another uid",
-                uid=uid,
+                f"the uid '{uid}' is used twice", why=f"{who} that uid", what_to_do="choose another uid"
             )
 
 

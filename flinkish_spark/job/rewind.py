@@ -201,7 +201,6 @@ class Rewinder:
                     f"sink '{uid}' cannot take back what was committed after checkpoint {target}",
                     why=answer.detail,
                     what_to_do="make it possible again and start the job: the rewind is finished then",
-                    uid=uid,
                 )
             self.wait(f"taking back what sink '{uid}' committed", answer.detail)
 

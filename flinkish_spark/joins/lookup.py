@@ -11,11 +11,10 @@ from typing import Annotated, Any
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.fields import Arity, Range, check_fields
 from flinkish_spark.core.validation import unusable
-from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction
+from flinkish_spark.joins.spec import JoinOfPairs, JoinType, ProcessJoinFunction, check_elements
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.windows.time_window import check_function_of_one
 
 
 class LookupTable(ABC):
@@ -79,7 +78,7 @@ class LookupJoin(JoinOfPairs):
 
     left_type: str
     right_type: str
-    key_of: Callable[[Any], Any]
+    key_of: Annotated[Callable[[Any], Any], Arity(1)]
     table: LookupTable
     join_type: JoinType = JoinType.INNER
     function: ProcessJoinFunction | None = None
@@ -87,12 +86,10 @@ class LookupJoin(JoinOfPairs):
     keys_per_call: Annotated[int, Range(1, MAX_WATERMARK_MS)] = 1_000
 
     def __post_init__(self) -> None:
-        self._check_pairs()
-        check_function_of_one("key_of", self.key_of)
+        check_elements(self)
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a lookup join cannot be a {self.join_type.value} join",
-                why="only rows that elements ask for are read of the table",
                 what_to_do="use JoinType.INNER or JoinType.LEFT",
             )
 
@@ -123,7 +120,6 @@ class SqliteTable(LookupTable):
         if not key_columns or not columns:
             raise ConfigError(
                 f"the lookup table '{table}' has {len(key_columns)} key columns and {len(columns)} columns",
-                why="it needs at least one of each",
                 what_to_do="name them, as key_columns=['id'], columns=['name']",
             )
         self._file, self._width, self._is_scalar = str(file), len(key_columns), len(columns) == 1

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Protocol
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.fields import Arity, Range, check_fields
 from flinkish_spark.core.validation import (
     unusable,
 )
@@ -23,7 +23,6 @@ from flinkish_spark.types.hints import first_required, unfit_for_rows
 from flinkish_spark.types.rows import ElementType
 from flinkish_spark.windows.functions import WindowContext, WindowRuntimeContext
 from flinkish_spark.windows.spec import WindowSpec
-from flinkish_spark.windows.time_window import check_function_of_one
 
 
 class JoinContext(Protocol):
@@ -89,11 +88,6 @@ class JoinOfPairs:
         """The function, or by default one that emits the fields of both."""
         return Concatenate(self.left_type, self.right_type) if self.function is None else self.function
 
-    def _check_pairs(self) -> None:
-        check_fields(self, left_type=_AS_DDL, right_type=_AS_DDL)
-        check_element_ddl("left_type", self.left_type)
-        check_element_ddl("right_type", self.right_type)
-
 
 class CoGroupFunction(ABC):
     """A function that makes rows of all elements of both inputs in a key's window; one input may have none.
@@ -148,7 +142,7 @@ class Side(enum.IntEnum):
 
 
 #: What to do about a type of elements that is no text.
-_AS_DDL = 'write the type as DDL, as "user STRING, amount LONG"'
+_AS_DDL = 'write the type as DDL: "user STRING, amount LONG", or one type'
 
 
 class Bound(Choice):
@@ -162,21 +156,20 @@ class Bound(Choice):
 _MOST_MS = MAX_WATERMARK_MS // 2
 
 
-def check_element_ddl(name: str, value: Any) -> None:
-    try:
-        kind = parse_ddl(value)
-        name_of_required, why = first_required(kind), unfit_for_rows(kind)
-        if name_of_required is not None:
-            why = f"{name_of_required!r} is NOT NULL, which counts in what a function emits: leave it away"
-    except DdlError as error:
-        why = str(error)
-    if why is not None:
-        raise unusable(
-            name,
-            value,
-            wanted=f"a type as DDL ({why})",
-            what_to_do='write it as "user STRING, amount LONG", or as one type',
-        )
+def check_elements(join: Any) -> None:
+    """Check the fields of a join, and the types of its elements."""
+    check_fields(join, left_type=_AS_DDL, right_type=_AS_DDL)
+    for name in ("left_type", "right_type"):
+        value = getattr(join, name)
+        try:
+            kind = parse_ddl(value)
+            required, why = first_required(kind), unfit_for_rows(kind)
+            if required is not None:
+                why = f"{required!r} is NOT NULL, which counts in what a function emits: leave it away"
+        except DdlError as error:
+            why = str(error)
+        if why is not None:
+            raise unusable(name, value, wanted=f"a type as DDL ({why})", what_to_do=_AS_DDL)
 
 
 @dataclass(frozen=True)
@@ -204,7 +197,7 @@ class IntervalJoin(JoinOfPairs):
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        self._check_pairs()
+        check_elements(self)
         if self.least_ms > self.greatest_ms:
             raise ConfigError(
                 f"the interval from {self.lower_ms} to {self.upper_ms} ms is empty",
@@ -243,14 +236,12 @@ class TemporalJoin(JoinOfPairs):
     right_type: str
     join_type: JoinType = JoinType.INNER
     function: ProcessJoinFunction | None = None
-    is_deletion: Callable[[Any], bool] | None = None
+    is_deletion: Annotated[Callable[[Any], bool], Arity(1)] | None = None
     version_ttl: StateTtl | None = None
     late_output: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        self._check_pairs()
-        if self.is_deletion is not None:
-            check_function_of_one("is_deletion", self.is_deletion)
+        check_elements(self)
         if self.join_type.keeps_right:
             raise ConfigError(
                 f"a temporal join cannot be a {self.join_type.value} join",
@@ -282,9 +273,7 @@ class WindowCoGroup:
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, left_type=_AS_DDL, right_type=_AS_DDL)
-        check_element_ddl("left_type", self.left_type)
-        check_element_ddl("right_type", self.right_type)
+        check_elements(self)
         _check(self)
 
 
@@ -318,7 +307,7 @@ class WindowJoin(JoinOfPairs):
     right_late: OutputTag | None = None
 
     def __post_init__(self) -> None:
-        self._check_pairs()
+        check_elements(self)
         _check(self)
 
 

@@ -122,9 +122,7 @@ class BroadcastSideContext(ContextFacts):
 
     def apply_to_keyed_state(self, descriptor: StateDescriptor, function: KeyedStateFunction) -> None:
         if not self._is_declared(descriptor):
-            raise TypeError(
-                f"apply_to_keyed_state() got the state '{descriptor.name}', which open() did not declare"
-            )
+            raise TypeError(f"apply_to_keyed_state() got '{descriptor.name}', which open() did not declare")
         check_function(function, "the function of apply_to_keyed_state()", 2)
         self.applications.append((descriptor, function))
 

@@ -187,7 +187,6 @@ def require_column_windows(spec: WindowSpec, uid: str) -> ColumnWindows:
             f"the windows of '{uid}' cannot be folded over columns with {found.what}",
             why=found.why,
             what_to_do="use sum(), min(), max(), aggregate(), reduce() or process(): element by element",
-            uid=uid,
         )
     return found
 

@@ -154,7 +154,7 @@ class _Answers:
         answer = guard_call(self._table.lookup)(keys)
         if not isinstance(answer, Mapping):
             raise TypeError(
-                f"{self._says} {type(answer).__name__}; it must return a mapping from keys to lists of rows"
+                f"{self._says} {type(answer).__name__}; it must be a mapping from keys to lists of rows"
             )
         rows_of = {key: answer.get(key, ()) for key in keys}
         for key, rows in rows_of.items():

@@ -58,7 +58,7 @@ class TriggerScope:
             return self._states[descriptor.name]
         except KeyError:
             raise ValueError(
-                f"the trigger uses the state '{descriptor.name}', which its states() does not return"
+                f"the trigger uses '{descriptor.name}', which its states() does not return"
             ) from None
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
@@ -111,9 +111,7 @@ class DeclaredStates:
     def admit(self, descriptor: StateDescriptor) -> None:
         name = descriptor.name
         if not self.is_sealed and name in self.others.names:
-            raise ValueError(
-                f"the window function declares '{name}' both as a state of the key and of the window"
-            )
+            raise ValueError(f"the window function declares '{name}' as a state of the key and of the window")
         if not self.is_sealed:
             self.names.add(name)
         elif name not in self.names:

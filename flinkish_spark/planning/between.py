@@ -94,7 +94,6 @@ def find_functions_between(uid: str, functions: Sequence[object]) -> tuple[Recor
             "paths; a transform() must then be the first function of a path of its own",
             what_to_do="call it before the other functions of its path, and not before a union(); or use "
             "functions of single records: map(), flat_map(), filter(), process()",
-            uid=uid,
         )
     return known
 
@@ -126,7 +125,6 @@ def _check_tasks(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
                 why=where_run,
                 what_to_do="leave that call out; or call the function before the first keyed operator, or "
                 "after the last one",
-                uid=uid,
             )
         if moved:
             raise GraphError(
@@ -134,15 +132,12 @@ def _check_tasks(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
                 why=where_run,
                 what_to_do=f"leave {moved} out; or call key_by() with a key that brings these records "
                 "together, and make the function a keyed one",
-                uid=uid,
             )
         if function.settings.parallelism not in (None, tasks):
             raise ConfigError(
                 f"{where}, and set_parallelism({function.settings.parallelism}) was called on it",
                 why=f"{where_run}, which has {tasks}",
                 what_to_do=f"leave it out, or say {tasks}",
-                setting="parallelism",
-                value=function.settings.parallelism,
             )
 
 
@@ -320,7 +315,6 @@ def _not_row_by_row(uid: str, found: NonRowTransform) -> GraphError:
         why="barriers are rows between the records, and pass only selections, computed columns and filters",
         what_to_do="use select, withColumn, where and drop; or functions of single records: map(), "
         "flat_map(), filter(), process(); or do it in one of the two operators",
-        uid=uid,
     )
 
 

@@ -11,26 +11,25 @@ import typing
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
 from flinkish_spark.core.elements import OutputTag, OutputType
-from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.suggestions import describe_choices
 from flinkish_spark.core.validation import check_function, check_methods
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
     FilterFunction,
     FlatMapFunction,
-    KeyedProcessFunction,
     MapFunction,
     RichFunction,
 )
 from flinkish_spark.functions.stream import CoFlatMapFunction, CoMapFunction, KeySelector
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
-from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.stream_graph import (
     Key,
     KeyedEntry,
@@ -56,13 +55,9 @@ if TYPE_CHECKING:
 MAX_PARALLELISM_LIMIT = 32_768
 
 
-def check_max_parallelism(groups: int) -> None:
-    if not isinstance(groups, int) or isinstance(groups, bool) or not 1 <= groups <= MAX_PARALLELISM_LIMIT:
-        raise ConfigError(
-            f"max_parallelism is {groups!r}",
-            why=f"it is the number of key groups, from 1 to {MAX_PARALLELISM_LIMIT}",
-            what_to_do="use the default of 128, or a multiple of the cluster's cores",
-        )
+#: The number of key groups of an operator.
+KeyGroups = Annotated[int, Range(1, MAX_PARALLELISM_LIMIT)]
+KEY_GROUPS_ADVICE = "use the default of 128, or a multiple of the cluster's cores"
 
 
 def check_accumulator_type(given: hints.StateType, uid: str) -> hints.StateType:
@@ -75,7 +70,6 @@ def check_accumulator_type(given: hints.StateType, uid: str) -> hints.StateType:
             f"the accumulator of '{uid}' cannot be of the type {given!r}",
             why=str(error),
             what_to_do="write it like \"total LONG, n LONG\", or give a type of Spark's or Python's",
-            uid=uid,
         ) from None
     return given
 
@@ -100,31 +94,19 @@ def check_late_output(tag: OutputTag, schema: T.StructType, uid: str, *, types_m
     raise SchemaError(
         f"late elements of '{uid}' are ({shown[0]}), and the OutputTag '{tag.name}' says ({shown[1]})",
         what_to_do="give the tag the fields of the stream",
-        uid=uid,
     )
 
 
-def check_keyed_function(function: object, uid: str) -> None:
-    kinds: tuple[type, ...] = (KeyedProcessFunction, VectorizedProcessFunction)
-    kind = next((one for one in kinds if isinstance(function, one)), None)
-    if kind is None:
-        raise GraphError(
-            f"process() of '{uid}' got {_describe(function)}",
-            what_to_do="give it an instance of a KeyedProcessFunction or VectorizedProcessFunction subclass",
-        )
-    check_methods(function, kind, f"'{uid}'")
-
-
+@check_arguments(max_parallelism=KEY_GROUPS_ADVICE)
 def declare_operator(
     graph: StreamGraph,
     entries: Sequence[KeyedEntry],
     function: KeyedFunction,
     output: OutputType | None,
     uid: str,
-    max_parallelism: int | None,
+    max_parallelism: KeyGroups | None,
 ) -> KeyedNode:
     groups = graph.max_parallelism if max_parallelism is None else max_parallelism
-    check_max_parallelism(groups)
     check_can_be_sent(function, "of operator", uid)
     fields = None if output is None else output_schema(output, uid)
     node = KeyedNode(graph.check_uid(uid), tuple(entries), function, fields, groups)
@@ -169,12 +151,7 @@ def check_can_be_sent(function: object, what: str, uid: str) -> None:
         ) from error
 
 
-def check_strategy(strategy: object, method: str, uid: str) -> None:
-    if not isinstance(strategy, WatermarkStrategy):
-        raise GraphError(
-            f"{method} got a {type(strategy).__name__} as its watermark strategy",
-            what_to_do="give it a strategy: WatermarkStrategy.for_bounded_out_of_orderness(5_000)",
-        )
+def check_strategy(strategy: WatermarkStrategy, uid: str) -> None:
     for function in (strategy.timestamps, strategy.generator):
         if callable(function) and not isinstance(function, Column):
             check_can_be_sent(function, "of the watermark strategy", uid)
@@ -210,7 +187,6 @@ def make_record_call(function: Any, method: str, uid: str | None = None) -> Reco
             f"{_describe_call(method, uid)} got {_describe(function)}",
             why=why,
             what_to_do=f"give it a function of one record, or an instance of a {kind.__name__} subclass",
-            uid=uid or "",
         )
     check_function(
         function, f"the function of {_describe_call(method, uid)}", 1, is_rows=method == "flat_map"
@@ -238,7 +214,6 @@ def make_connected_calls(
         f"{'nothing' if second is None else _describe(second)} beside it",
         why=why,
         what_to_do=f"give it an instance of a {kind.__name__} subclass alone, or a function for each stream",
-        uid=uid or "",
     )
 
 
@@ -371,11 +346,7 @@ def parse_keys(keys: Sequence[Any], declared: hints.StateType | None) -> tuple[K
                 what_to_do='name them one by one: key_by("user", "product")',
             )
     if declared is not None:
-        raise GraphError(
-            f"key_by() got key={declared!r} without a function",
-            why="the types of columns are known",
-            what_to_do="leave it out",
-        )
+        raise GraphError(f"key_by() got key={declared!r} without a function", what_to_do="leave it out")
     return tuple(keys)
 
 
@@ -415,7 +386,6 @@ def no_such_key(uid: str, key: str, fields: T.StructType) -> GraphError:
         why=describe_choices(fields.names, key),
         what_to_do="name one of them; an expression, or a field of a STRUCT, is a Column: "
         'key_by(F.expr("amount % 2")), key_by(F.col("address.city"))',
-        uid=uid,
     )
 
 

@@ -12,7 +12,7 @@ from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.errors import InternalError, SchemaError
-from flinkish_spark.core.validation import instance_of, reducer
+from flinkish_spark.core.validation import reducer
 from flinkish_spark.functions.aggregates import AggregateColumn, ElementAggregate, ElementChoice, Fold
 from flinkish_spark.functions.keyed import (
     AggregateFunction,
@@ -61,16 +61,6 @@ from flinkish_spark.windows.spec import AggregateWindow, ReduceWindow, WindowCom
 from flinkish_spark.worker.broadcast_runner import UnkeyedBroadcast
 
 
-class _TtlFactory:
-    """Base of factories whose operators keep state per key with a time to live."""
-
-    ttl: StateTtl | None
-
-    def __post_init__(self) -> None:
-        if self.ttl is not None:
-            instance_of("ttl", self.ttl, StateTtl, what_to_do="give StateTtl(ms)")
-
-
 @dataclass(frozen=True)
 class Windows(OperatorFactory):
     spec: WindowSpec
@@ -106,7 +96,7 @@ class Windows(OperatorFactory):
 
 
 @dataclass(frozen=True)
-class Reducing(_TtlFactory, OperatorFactory):
+class Reducing(OperatorFactory):
     reduce: ReduceFunction | Callable[[Any, Any], Any]
     ttl: StateTtl | None = None
 
@@ -114,14 +104,13 @@ class Reducing(_TtlFactory, OperatorFactory):
 
     def __post_init__(self) -> None:
         reducer("reduce", self.reduce)
-        super().__post_init__()
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         return ReduceOperator(self.reduce, ddl_of(schemas[0]), self.ttl)
 
 
 @dataclass(frozen=True)
-class Aggregating(_TtlFactory, OperatorFactory):
+class Aggregating(OperatorFactory):
     aggregate: AggregateFunction
     accumulator_type: StateType
     ttl: StateTtl | None = None
@@ -133,15 +122,11 @@ class Aggregating(_TtlFactory, OperatorFactory):
 
 
 @dataclass(frozen=True)
-class ChangelogFactory(_TtlFactory, OperatorFactory):
+class ChangelogFactory(OperatorFactory):
     #: Name of the field with the row kind.
     row_kind: str
     #: Time to live of the state of a key.
     ttl: StateTtl | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        instance_of("row_kind", self.row_kind, str, what_to_do='give "_row_kind"')
 
     def find_kind_position(self, schema: T.StructType) -> int:
         if self.row_kind not in schema.names or schema[self.row_kind].dataType != T.StringType():
@@ -206,7 +191,7 @@ class Normalizing(ChangelogFactory):
 
 
 @dataclass(frozen=True)
-class FoldingElements(_TtlFactory, OperatorFactory):
+class FoldingElements(OperatorFactory):
     """A sum, minimum or maximum of a field, updated for each element."""
 
     aggregate: ElementAggregate
@@ -219,7 +204,9 @@ class FoldingElements(_TtlFactory, OperatorFactory):
         return ReduceOperator(make_element_reduce(self.aggregate, ddl), ddl, self.ttl)
 
 
-class _ColumnFactory(_TtlFactory):
+class _ColumnFactory:
+    ttl: StateTtl | None
+
     def operator(self, aggregation: ColumnAggregation, output: T.StructType) -> MergePartials:
         return MergePartials(aggregation, self.ttl)
 
@@ -248,7 +235,6 @@ class ReducingColumns(_ColumnFactory):
 
     def __post_init__(self) -> None:
         reducer("reduce", self.reduce)
-        super().__post_init__()
 
     def make_aggregation(self, schema: T.StructType, keys: tuple[str, ...]) -> ColumnAggregation:
         return ReducedRows(self.reduce, ddl_of(schema))

@@ -484,7 +484,6 @@ def _find_key_types(
                 f"operator '{node.uid}' is keyed by ({shown[0]}) on one path and by ({shown[1]}) on another",
                 why="state is found by the hash of its key, which depends on the key's types",
                 what_to_do="cast the keys to the same types",
-                uid=node.uid,
             )
     return first
 

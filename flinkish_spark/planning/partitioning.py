@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.suggestions import describe_choices
 from flinkish_spark.core.validation import check_function
 from flinkish_spark.functions.keyed import RichFunction
@@ -44,12 +45,20 @@ _SPARKS_OWN = 200
 _TARGET_FIELDS = T.StructType([T.StructField("partition", T.IntegerType())])
 
 
+#: A number of tasks.
+Parallelism = Annotated[int, Range(1, MAX_PARALLELISM_LIMIT)]
+_TASKS = "give one; without it there are as many tasks as shuffle partitions"
+
+
 @dataclass(frozen=True)
 class Rebalance:
     """A shuffle that distributes rows evenly, by a hash of their place."""
 
     #: Number of tasks; None for the number of shuffle partitions.
-    parallelism: int | None
+    parallelism: Parallelism | None
+
+    def __post_init__(self) -> None:
+        check_fields(self, parallelism=_TASKS)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         has_place = {C.CHANNEL, C.SEQUENCE} <= set(frame.columns)
@@ -63,7 +72,10 @@ class Rescale:
     """A merge of several tasks' inputs into fewer tasks, without a shuffle."""
 
     #: The most tasks; None for the number of shuffle partitions.
-    parallelism: int | None
+    parallelism: Parallelism | None
+
+    def __post_init__(self) -> None:
+        check_fields(self, parallelism=_TASKS)
 
     def __call__(self, frame: DataFrame) -> DataFrame:
         return frame.coalesce(_count_tasks(frame, self.parallelism))
@@ -81,9 +93,12 @@ class CustomPartitioning:
     #: The object to open in each task; None for plain functions.
     rich: RichFunction | None
     #: Number of tasks; None for the number of shuffle partitions.
-    parallelism: int | None
+    parallelism: Parallelism | None
     origins: Origins = field(default_factory=Origins)
     counts_as: str = ""
+
+    def __post_init__(self) -> None:
+        check_fields(self, parallelism=_TASKS)
 
     def replace_origins(self, origins: Origins) -> CustomPartitioning:
         return replace(self, origins=origins)
@@ -146,24 +161,6 @@ def make_custom_partitioning(partitioner: Any, key: Any, parallelism: int | None
     return CustomPartitioning(name, partition, call, rich, parallelism)
 
 
-def check_optional_parallelism(method: str, parallelism: Any) -> int | None:
-    return None if parallelism is None else check_parallelism(method, parallelism)
-
-
-def check_parallelism(method: str, parallelism: Any) -> int:
-    is_number = isinstance(parallelism, int) and not isinstance(parallelism, bool)
-    if not is_number or not 1 <= parallelism <= MAX_PARALLELISM_LIMIT:
-        raise ConfigError(
-            f"{method}() got {parallelism!r} ({type(parallelism).__name__}) as the number of tasks",
-            why=f"it is a whole number from 1 to {MAX_PARALLELISM_LIMIT}",
-            what_to_do="give one; if it is left out, rebalance() and the like take the number of shuffle "
-            "partitions",
-            setting="parallelism",
-            value=parallelism,
-        )
-    return int(parallelism)
-
-
 def shuffle_partitions(spark: SparkSession) -> int:
     return read_shuffle_partitions(spark) or _SPARKS_OWN
 
@@ -187,8 +184,6 @@ def check_is_shuffle_partitions(asked: int, partitions: int, what: str) -> None:
         "state is stored",
         what_to_do=f'call spark.conf.set("spark.sql.shuffle.partitions", {asked}) before; a job that has '
         "state already moves its key groups when it starts with another number",
-        setting="parallelism",
-        value=asked,
     )
 
 

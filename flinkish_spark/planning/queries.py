@@ -47,7 +47,6 @@ def run_query(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
             why=why,
             what_to_do="change it as for writeStream; an aggregate without a watermark needs "
             f"output_mode='{UPDATE}'",
-            uid=node.uid,
         )
     made = _call(node, frames)
     _check_scans(node, frames, made)
@@ -64,13 +63,11 @@ def _call(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
             f"Spark refuses the query '{node.uid}'",
             why=str(error).partition("\n")[0],
             what_to_do="correct it",
-            uid=node.uid,
         ) from error
     if not isinstance(made, DataFrame):
         raise GraphError(
             f"the query '{node.uid}' returned a {type(made).__name__}",
             what_to_do="return the DataFrame that it makes of its streams",
-            uid=node.uid,
         )
     return made
 
@@ -92,7 +89,7 @@ def _check_scans(node: QueryNode, frames: Sequence[DataFrame], made: DataFrame) 
         what_to_do = "give the query the stream a second time, in SQL under a second view name"
     else:
         return
-    raise GraphError(f"the query '{node.uid}' {what}", why=why, what_to_do=what_to_do, uid=node.uid)
+    raise GraphError(f"the query '{node.uid}' {what}", why=why, what_to_do=what_to_do)
 
 
 @dataclass(frozen=True)
@@ -141,8 +138,4 @@ def _refuse_known(spark: SparkSession, name: str) -> None:
 
 
 def _name_taken(name: str) -> GraphError:
-    return GraphError(
-        f"there is a view or table '{name}' already",
-        why="a query could not say which of the two it reads",
-        what_to_do="give the stream another name",
-    )
+    return GraphError(f"there is a view or table '{name}' already", what_to_do="give the stream another name")

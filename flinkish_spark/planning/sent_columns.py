@@ -182,7 +182,6 @@ def find_sent_columns(node: KeyedNode, given: KeyedInput) -> SentColumns:
             f"operator '{node.uid}' is keyed by an expression that Spark refuses",
             why=str(error).partition("\n")[0],
             what_to_do=f"correct it; the records have {', '.join(given.schema.names)}",
-            uid=node.uid,
         ) from None
     return choose_sent_columns(node, given, transport)
 
@@ -248,10 +247,8 @@ def plan_window_fold(
 def no_event_times(uid: str) -> GraphError:
     return GraphError(
         f"operator '{uid}' uses event time, and its stream has no timestamps",
-        why="each of its input streams needs timestamps",
         what_to_do="call assign_timestamps_and_watermarks() before key_by(); after a vectorised function, "
         "let the function name the column with the event_time of its rows",
-        uid=uid,
     )
 
 

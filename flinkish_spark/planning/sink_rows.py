@@ -86,7 +86,16 @@ def plan_functions_before_sink(
             check_field_names(made, "the result of a transform")
             step = read if isinstance(read, RowByRow) else None
         if step is None:
-            _check_places(functions)
+            for at, function in enumerate(functions):
+                is_after_frames = any(_classify(one) is _Kind.OF_FRAMES for one in functions[:at])
+                if isinstance(function, RecordedTransform) and is_after_frames:
+                    raise GraphError(
+                        f"the {function.does} '{function.settings.name}' follows a transform()",
+                        why="a function there moves rows, or looks at several; so its rows cannot be traced "
+                        "back to a record",
+                        what_to_do="use functions of single records: map(), flat_map(), filter(); or call "
+                        f"transform() after the {function.does}",
+                    )
             if kind is _Kind.OF_FRAMES and len(runs) == 1:
                 # The fields are known; functions are not called more often than needed.
                 return made, None
@@ -101,21 +110,6 @@ def plan_functions_before_sink(
 
 def _need_places(functions: Sequence[object]) -> bool:
     return any(isinstance(function, RecordedTransform) for function in functions)
-
-
-def _check_places(functions: Sequence[Transform]) -> None:
-    """Refuse a recorded function after a DataFrame function that gets records without their places."""
-    given: Sequence[object] = functions
-    for at, function in enumerate(given):
-        is_after_frames = any(_classify(one) is _Kind.OF_FRAMES for one in functions[:at])
-        if isinstance(function, RecordedTransform) and is_after_frames:
-            raise GraphError(
-                f"the {function.does} '{function.settings.name}' follows a transform() before a sink",
-                why="a function on this path does more than look at single rows, or moves rows; so the "
-                "transform() gets bare records, and its rows cannot be traced back to a record",
-                what_to_do="use functions of single records: map(), flat_map(), filter(); or call "
-                f"transform() after the {function.does}",
-            )
 
 
 def _classify(function: Transform) -> _Kind:

@@ -204,13 +204,12 @@ class StreamGraph:
         try:
             check_name(uid, "uid")
         except ValueError as error:
-            raise GraphError(str(error), what_to_do="give such a uid", uid=uid) from None
+            raise GraphError(str(error), what_to_do="give such a uid") from None
         if uid in (*self.uids(), *self.async_uids):
             raise GraphError(
                 f"the uid '{uid}' is used twice",
                 why="state, transactions and table commits are found again by uid after a restart",
                 what_to_do="give every source, operator and sink a uid of its own",
-                uid=uid,
             )
         return uid
 
@@ -291,9 +290,7 @@ class StreamGraph:
 
     def check_complete(self) -> None:
         if not self.sinks:
-            raise GraphError(
-                "the job has no sink", what_to_do="call sink_to(...) on a stream before execute()"
-            )
+            raise GraphError("the job has no sink", what_to_do="call sink_to(...) on a stream before it")
 
 
 def _describe_place(node: StreamNode | KeyedEntry) -> list[Any]:

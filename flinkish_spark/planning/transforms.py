@@ -17,8 +17,8 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.plans import NotRowByRow, RowFilter, RowPlan, Selection, row_plan
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.foreign_errors import describe_error
-from flinkish_spark.core.validation import check_methods
 from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.stream import CoProcessFunction, ProcessFunction
 from flinkish_spark.joins.lookup import LookupJoin
@@ -183,33 +183,26 @@ def make_connected_transforms(
     return left, right
 
 
-def make_process(function: Any, output: OutputType | None, name: str | None) -> ProcessTransform:
-    if not isinstance(function, ProcessFunction):
-        raise GraphError(
-            f"process() got a {type(function).__name__}",
-            why="a stream without a key takes a function without state",
-            what_to_do="give it an instance of a ProcessFunction of flinkish_spark.functions.stream; for "
-            "state call key_by(...) first and give a KeyedProcessFunction, or call process_with_state()",
-        )
+@check_arguments(
+    "output",
+    function="give a ProcessFunction of flinkish_spark.functions.stream; for state call key_by(...) first "
+    "and give a KeyedProcessFunction, or call process_with_state()",
+)
+def make_process(function: ProcessFunction, output: OutputType | None, name: str | None) -> ProcessTransform:
     call = function.process_element
-    check_methods(function, ProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_function(function, "process")
     fields = resolve_output_fields(output, call, name, is_iterable=True)
     return ProcessTransform(_make_row_function(name, call, function), fields, TransformSettings(name))
 
 
+@check_arguments(
+    "output",
+    function="give a CoProcessFunction of flinkish_spark.functions.stream; for state call "
+    "connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a broadcast stream",
+)
 def make_co_process(
-    function: Any, output: OutputType | None, name: str | None
+    function: CoProcessFunction, output: OutputType | None, name: str | None
 ) -> tuple[ProcessTransform, ProcessTransform]:
-    if not isinstance(function, CoProcessFunction):
-        raise GraphError(
-            f"process() got a {type(function).__name__}",
-            why="a function of two connected streams without keys has no state",
-            what_to_do="give it an instance of a CoProcessFunction of flinkish_spark.functions.stream; for "
-            "state call connect(...).key_by(...) and give a KeyedCoProcessFunction, or connect with a "
-            "broadcast stream",
-        )
-    check_methods(function, CoProcessFunction, f"the {type(function).__name__} of process()")
     name = name or _name_function(function, "process")
     fields = resolve_output_fields(output, function.process_element1, name, is_iterable=True)
     settings = ConnectedSettings(name)
@@ -536,7 +529,13 @@ class WorkerPass(ReadRows):
         columns: Sequence[str],
         control: T.StructType,
     ) -> WorkerPass:
-        _check_types(functions[0].settings.name, schema)
+        for column in schema:
+            if (why := unfit_for_rows(column.dataType)) is not None:
+                raise SchemaError(
+                    f"'{functions[0].settings.name}' cannot get the field '{column.name}'",
+                    why=why,
+                    what_to_do="convert or drop it before the function",
+                )
         beside = [field for field in control if field.name not in (C.KIND, C.CHECKPOINT)]
         given = T.StructType([*beside, *schema])
         workers, made = chain_workers(functions, given)
@@ -582,17 +581,6 @@ def chain_workers(
 
 def find_fields(columns: T.StructType) -> T.StructType:
     return T.StructType([field for field in columns if not field.name.startswith(PREFIX)])
-
-
-def _check_types(name: str, schema: T.StructType) -> None:
-    """Refuse, before the start, fields whose types Python records cannot have."""
-    for column in schema:
-        if (why := unfit_for_rows(column.dataType)) is not None:
-            raise SchemaError(
-                f"'{name}' cannot get the field '{column.name}', since records in Python have no such type",
-                why=why,
-                what_to_do="convert or drop it before the function",
-            )
 
 
 def has_frames_first(input_: Input) -> bool:

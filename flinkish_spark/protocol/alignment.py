@@ -32,8 +32,7 @@ ExpectedChannels = frozenset[int] | AnnouncedChannels
 
 
 def encode_announced_channel(index: int, total: int) -> int:
-    if not 0 <= index < total < 1 << _INDEX_BITS - 1:
-        raise ValueError(f"there is no channel {index} of {total}")
+    assert 0 <= index < total < 1 << _INDEX_BITS - 1
     return total << _INDEX_BITS | index
 
 

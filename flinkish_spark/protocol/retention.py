@@ -89,8 +89,7 @@ class Deletion:
 
 def find_deletions(facts: RetentionFacts) -> tuple[Deletion, ...]:
     """Return the checkpoints to delete now, oldest first. Deleting may be interrupted and repeated."""
-    if facts.retained < 1:
-        raise ValueError(f"at least one checkpoint is retained, got {facts.retained}")
+    assert facts.retained >= 1
     completed = [f for f in _sort_by_id(facts) if _is_completed(f, facts.history)]
     plain = [f for f in completed if not f.is_savepoint]
     places = {f.checkpoint for f in (*plain[-facts.retained :], *completed[-1:])}
@@ -108,9 +107,7 @@ def find_deletions_on_cancel(facts: RetentionFacts, retention: CheckpointRetenti
     """
     if retention is CheckpointRetention.RETAIN_ON_CANCELLATION or not facts.checkpoints:
         return ()
-    if _sort_by_id(facts)[-1].verdict is not Verdict.ABORT:
-        newest_id = _sort_by_id(facts)[-1].checkpoint
-        raise ValueError(f"seal an id above {newest_id} first: ids are counted from it")
+    assert _sort_by_id(facts)[-1].verdict is Verdict.ABORT, "ids are counted from the newest"
     # The completed checkpoints from which decisions without receipt may have to be replayed.
     needed: set[CheckpointId] = set()
     newest: CheckpointId | None = None

@@ -66,9 +66,7 @@ class OpenLineageReporter(Reporter):
             import openlineage.client.facet_v2  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f"OpenLineage needs the package {error.name}",
-                why="it is not installed in this Python",
-                what_to_do=how_to_install("openlineage"),
+                f"OpenLineage needs the package {error.name}", what_to_do=how_to_install("openlineage")
             ) from None
         self._given = client
 

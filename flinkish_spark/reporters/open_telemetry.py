@@ -56,9 +56,7 @@ class OpenTelemetryReporter(Reporter):
                 import opentelemetry.exporter.otlp.proto.http  # noqa: F401
         except ImportError as error:
             raise ConfigError(
-                f"OpenTelemetry needs the package {error.name}",
-                why="it is not installed in this Python",
-                what_to_do=how_to_install("opentelemetry"),
+                f"OpenTelemetry needs the package {error.name}", what_to_do=how_to_install("opentelemetry")
             ) from None
         self._metric_exporter, self._span_exporter = metric_exporter, span_exporter
         self._newest: tuple[tuple[JobSnapshot, Measurement], ...] = ()

@@ -6,11 +6,11 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, FlinkishError
 from flinkish_spark.core.extras import how_to_install
-from flinkish_spark.core.validation import instance_of
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.job.face import ReportedJob, Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.reporters.metrics import Measurement, Scope, measurements
@@ -50,7 +50,6 @@ def _client() -> Any:
     except ImportError:
         raise ConfigError(
             "metrics for Prometheus need the package prometheus_client",
-            why="it is not installed in this Python",
             what_to_do=how_to_install("prometheus"),
         ) from None
     return prometheus_client
@@ -120,11 +119,10 @@ class PrometheusReporter(Reporter):
     >>> env.add_reporter(PrometheusReporter(port=9249))  # doctest: +SKIP
     """
 
-    def __init__(self, port: int = FLINK_PORT, host: str = "127.0.0.1") -> None:
-        is_port = isinstance(port, int) and not isinstance(port, bool)
-        if not is_port or not 0 <= port <= _MOST_PORT:
-            raise ConfigError(f"port={port!r} is no port", what_to_do="give a number from 1 to 65535, or 0")
-        instance_of("host", host, str, what_to_do='give an address like "127.0.0.1"')
+    @check_arguments(host='give an address like "127.0.0.1"')
+    def __init__(
+        self, port: Annotated[int, Range(0, _MOST_PORT)] = FLINK_PORT, host: str = "127.0.0.1"
+    ) -> None:
         _client()
         self._host, self._wanted = host, port
         self._server: tuple[Any, Any] | None = None

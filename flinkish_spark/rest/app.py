@@ -513,9 +513,7 @@ def _number(request: Request, name: str, default: int | None) -> int | None:
 
 def _savepoint_parent(text: str) -> str:
     if not text:
-        raise RequestError(
-            400, "the request names no target directory, and the server has no --savepoint-dir"
-        )
+        raise RequestError(400, "the request names no directory, and the server has no --savepoint-dir")
     try:
         place = StoreSpec.parse(text)
     except ConfigError as error:

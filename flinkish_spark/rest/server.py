@@ -73,9 +73,7 @@ def _server(places: Sequence[StoreSpec], config: UiConfig) -> tuple[uvicorn.Serv
         from flinkish_spark.rest.app import ServedJobs, application
     except ImportError as error:
         raise ConfigError(
-            f"the page needs the package {error.name}",
-            why="it is not installed in this Python",
-            what_to_do=how_to_install("ui"),
+            f"the page needs the package {error.name}", what_to_do=how_to_install("ui")
         ) from None
     from flinkish_spark.rest.jobs import JobsInPlaces
 

@@ -130,7 +130,6 @@ def _forms(descriptor: StateDescriptor, uid: str) -> list[tuple[Sequence[T.DataT
         return [([whole], partial(_put_whole, make is tuple)), ([key, *kinds], partial(_put_entry, make))]
     raise ConfigError(
         f"state '{descriptor.name}' of '{uid}' cannot be filled from columns",
-        why=f"a {type(descriptor).__name__} has its own function",
         what_to_do="use a KeyedStateBootstrapFunction that adds to it",
     )
 

@@ -400,9 +400,7 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
             _check_text(target.url)
         check_place(target)
         if is_path and path.exists() and not path.is_dir():
-            raise _to_target_error(
-                target.url, "it is a file", "give a directory of its own, which may be new"
-            )
+            raise _to_target_error(target.url, "it is a file", "give a directory, which may be new")
         directory = savepoint_at(target)
         _refuse_another(target.url, directory)
         directory.prepare()
@@ -431,9 +429,7 @@ def check_outside(target: StoreSpec, job_dir: StoreSpec) -> None:
             "give a directory outside of it",
         )
     if is_around:
-        raise _to_target_error(
-            target.url, f"the job directory {shown} is in it", "give a directory of its own"
-        )
+        raise _to_target_error(target.url, f"the job directory {shown} is in it", "give another directory")
 
 
 def compare_places(one: StoreSpec, other: StoreSpec) -> tuple[bool, bool]:
@@ -461,9 +457,7 @@ def _is_within(path: Path, folder: Path) -> bool:
 
 def _check_text(target: str) -> None:
     if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in target):
-        raise _to_target_error(
-            target, "there are control characters in it", "give a path of printable characters"
-        )
+        raise _to_target_error(target, "there are control characters in it", "give one without them")
     if not target.startswith("/"):
         raise _to_target_error(
             target,

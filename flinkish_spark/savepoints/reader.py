@@ -138,7 +138,7 @@ class RetainedState:
             raise self._to_loss_error(f"the kept state file {name} is gone") from None
         if len(content) != size_bytes:
             raise self._to_loss_error(
-                f"the kept state file {name} has {len(content)} bytes instead of {size_bytes}"
+                f"the state file {name} has {len(content)} bytes instead of {size_bytes}"
             )
         view.open().put(f"{STATE}/{name}", content)
 

@@ -145,7 +145,7 @@ class Restore:
             return name
         if begun:
             raise self._to_refusal(
-                "has a job in it that did not begin with a savepoint", "restore into a new job_dir"
+                "has a job that did not begin with a savepoint", "restore into a new job_dir"
             )
         place = savepoint_at(self.settings.place)
         metadata = place.metadata()
@@ -231,9 +231,7 @@ class Restore:
             # The job has deleted a claimed savepoint, or the user one that is not needed any more.
             same = settings.place.to_text() == seed.path
         if not same:
-            raise self._to_refusal(
-                f"began with another savepoint, from {seed.path}", "restore into a new job_dir"
-            )
+            raise self._to_refusal(f"began with another savepoint, {seed.path}", "restore into a new job_dir")
         return seed.savepoint
 
     def _find_needed_seed(self) -> Seed | None:
@@ -297,7 +295,6 @@ def check_rescale(
             why=f"'{native.uid}' contains {native.what}, and Spark does not move its own state to other "
             "partitions",
             what_to_do=f"set spark.sql.shuffle.partitions to {now} again",
-            uid=native.uid,
         )
     fixed = [node.uid for node in sources if not node.source.is_positionable]
     if not fixed:
@@ -308,7 +305,6 @@ def check_rescale(
         "cannot be positioned",
         what_to_do=f"set spark.sql.shuffle.partitions to {now} again; or stop with a savepoint and "
         "restore it into a new job_dir, with a DataFrame that begins where the savepoint ends",
-        uid=fixed[0],
     )
 
 

@@ -117,16 +117,12 @@ def check_layout(job_dir: JobDir, planned: PlannedJob) -> PlanLayout:
             "Spark keeps state for other parts of the job than when this job directory was begun",
             why="Spark finds state by position in the plan, and the positions have changed",
             what_to_do="undo the change, or begin a new job_dir",
-            recorded=recorded,
-            now=now,
         )
     if recorded != now:
         raise JobDirError(
             "the job reads its sources in another way than when this job directory was begun",
             why="Spark finds offsets and state by position in the plan, and the positions have changed",
             what_to_do="undo the change, or restore a savepoint into a new job_dir",
-            recorded=recorded,
-            now=now,
         )
     return now
 

@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import EnvironmentFault
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, raise_config_errors
-from flinkish_spark.planning.declare import check_max_parallelism
+from flinkish_spark.planning.declare import KEY_GROUPS_ADVICE, KeyGroups
 from flinkish_spark.planning.partitioning import shuffle_partitions
 from flinkish_spark.protocol.ids import check_name
 from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
@@ -67,8 +68,9 @@ class SavepointWriter:
         self._spark, self._plan = spark, plan
 
     @classmethod
+    @check_arguments("spark", max_parallelism=KEY_GROUPS_ADVICE)
     def new(
-        cls, spark: SparkSession, *, max_parallelism: int = 128, job: str = "bootstrap"
+        cls, spark: SparkSession, *, max_parallelism: KeyGroups = 128, job: str = "bootstrap"
     ) -> SavepointWriter:
         """Return a writer of an empty savepoint.
 
@@ -82,19 +84,19 @@ class SavepointWriter:
         job
             A job name, for display only.
         """
-        check_max_parallelism(max_parallelism)
         with raise_config_errors("choose another name"):
             check_name(job, "job")
         partitions = shuffle_partitions(spark)
         return cls(spark, WriterPlan.create_empty(job, partitions, max_parallelism))
 
     @classmethod
+    @check_arguments("spark", max_parallelism=KEY_GROUPS_ADVICE)
     def from_existing(
         cls,
         spark: SparkSession,
         path: str | Path,
         *,
-        max_parallelism: int = 128,
+        max_parallelism: KeyGroups = 128,
         store_options: Mapping[str, str] | None = None,
     ) -> SavepointWriter:
         """Return a writer of a savepoint that begins as a copy of another.
@@ -117,7 +119,6 @@ class SavepointWriter:
         ConfigError
             The number is invalid.
         """
-        check_max_parallelism(max_parallelism)
         place = savepoint_at(place_of(path, store_options))
         return cls(spark, WriterPlan.from_savepoint(place, max_parallelism))
 

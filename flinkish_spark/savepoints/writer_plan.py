@@ -66,7 +66,7 @@ def add_operator(chains: Chains, uid: str, beside: str | None) -> tuple[Chains, 
         beside = names[0]
     if beside not in names:
         raise BootstrapError(
-            f"the savepoint has no chain '{beside}'", what_to_do=f"choose from: {', '.join(names)}"
+            f"the savepoint has no chain '{beside}'", what_to_do=f"choose: {', '.join(names)}"
         )
     changed = [
         _replace_operators(one, (*one.chain.operators, uid)) if one.chain.name == beside else one
@@ -218,9 +218,7 @@ def partition_rows(frame: DataFrame, uid: str, name: str, kind: str) -> EditRows
 
 def _refuse_streaming(frame: DataFrame) -> None:
     if frame.isStreaming:
-        raise ConfigError(
-            "state and timers cannot come from a streaming DataFrame", what_to_do="use spark.read"
-        )
+        raise ConfigError("state and timers cannot be of a streaming DataFrame", what_to_do="use spark.read")
 
 
 def state_rows(
@@ -230,7 +228,16 @@ def state_rows(
     _refuse_streaming(frame)
     fields = {} if stored is None else fields_by_column(stored)
     layout, columns = state_columns(frame.schema, uid, name, key_types, fields)
-    _check_same_slots(layout.schema, stored, uid, name)
+    own, before = (
+        [] if one is None else sorted(TIMES[field.name] for field in one if field.name in TIMES)
+        for one in (layout.schema, stored)
+    )
+    if stored is not None and own != before:
+        has, given = (", ".join(names) or "no times" for names in (before, own))
+        raise SchemaError(
+            f"the state '{name}' of '{uid}' has {has}, and the DataFrame has {given}",
+            what_to_do=_ADVICE,
+        )
     if len(layout.values) == 1:
         # A null means that the key has no value.
         frame = frame.where(F.col(quote_name(columns[-1].name)).isNotNull())
@@ -335,20 +342,6 @@ def state_columns(
 def fields_by_column(stored: pa.Schema) -> dict[str, str]:
     fields = flatten_types(read_value_types(stored))
     return {column: field for field, column in value_columns(stored, fields).items()}
-
-
-def _check_same_slots(schema: pa.Schema, stored: pa.Schema | None, uid: str, name: str) -> None:
-    """Refuse other windows and times than the state has, since its operator could not read them."""
-    own, before = (
-        [] if one is None else sorted(TIMES[field.name] for field in one if field.name in TIMES)
-        for one in (schema, stored)
-    )
-    if stored is not None and own != before:
-        has, given = (", ".join(names) or "no times" for names in (before, own))
-        raise SchemaError(
-            f"the state '{name}' of '{uid}' has {has}, and the DataFrame has {given}",
-            what_to_do=_ADVICE,
-        )
 
 
 def find_stored_columns(
@@ -479,7 +472,6 @@ class WriterPlan:
         if planned.bootstrap is not None:
             raise BootstrapError(
                 f"the operator '{uid}' is new in this writer",
-                why="its keyed state is made by one function",
                 what_to_do="let that function fill the state; or write the savepoint, and edit that one",
             )
         return planned

@@ -70,7 +70,7 @@ class _Script:
     def add_sinks(self) -> None:
         if not self.inserts:
             raise GraphError(
-                "the script inserts into no table", what_to_do="add INSERT INTO table SELECT ... to it"
+                "the script inserts into no table", what_to_do="add INSERT INTO table SELECT ..."
             )
         for name, inserts in self.inserts.items():
             table = self._find_table(inserts[0])
@@ -97,7 +97,6 @@ class _Script:
         if not read:
             raise GraphError(
                 f"the insert of line {insert.line} reads no table of the script",
-                why="a job reads at least one stream",
                 what_to_do="select from a table that CREATE TABLE has made",
             )
         streams = [self._add_source(name) for name in read]

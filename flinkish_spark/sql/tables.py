@@ -114,9 +114,7 @@ class TableOptions:
         """The columns, which a source of records needs."""
         if not self.table.columns.fields:
             raise GraphError(
-                f"{self.table.named} has no columns",
-                why="its records would have no fields",
-                what_to_do="write CREATE TABLE name (column TYPE, ...)",
+                f"{self.table.named} has no columns", what_to_do="write CREATE TABLE name (column TYPE, ...)"
             )
         return ddl_of(self.table.columns)
 

@@ -157,7 +157,6 @@ class LocalBroker:
                     f"Port {port} of {_HOST} is taken",
                     why="another process listens there",
                     what_to_do="stop it, or give another port (0 picks a free one)",
-                    port=port,
                 )
         self._write_properties()
         if not (self._data / "meta.properties").exists():

@@ -14,13 +14,12 @@ import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Annotated, Self
 
 from flinkish_spark.core.errors import EnvironmentFault
-from flinkish_spark.core.validation import raise_config_errors, to_ms
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.jars import spark_home
-from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import check_whole
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.testing.broker import free_port, watch
 
 _POLL_S = 0.1
@@ -52,21 +51,16 @@ class MiniCluster:
     ...     subprocess.run(["flinkish", "run", "--target", cluster.master, "app.py"], check=True)
     """
 
+    @check_arguments()
     def __init__(
         self,
         directory: str | Path,
         *,
-        workers: int = 2,
-        cores: int = 1,
-        memory_mb: int = 1024,
-        start_timeout_ms: Duration = 60_000,
+        workers: Annotated[int, Range(1, _MOST_WORKERS)] = 2,
+        cores: Annotated[int, Range(1)] = 1,
+        memory_mb: Annotated[int, Range(_LEAST_MEMORY_MB)] = 1024,
+        start_timeout_ms: Annotated[Milliseconds, Range(1)] = 60_000,
     ) -> None:
-        start_timeout_ms = to_ms("start_timeout_ms", start_timeout_ms)
-        with raise_config_errors("leave it out for 2 workers with 1 core and 1024 MB each"):
-            check_whole("workers", workers, least=1, most=_MOST_WORKERS)
-            check_whole("cores", cores, least=1)
-            check_whole("memory_mb", memory_mb, least=_LEAST_MEMORY_MB)
-            check_whole("start_timeout_ms", start_timeout_ms, least=1)
         self._directory = Path(directory).resolve()
         self._count, self._cores, self._memory_mb = workers, cores, memory_mb
         self._start_timeout_ms = start_timeout_ms
@@ -180,7 +174,6 @@ class MiniCluster:
                     why=f"{alive} of {self._count} workers came, and "
                     + ("all processes run" if ended is None else f"a process ended with {ended.returncode}"),
                     what_to_do=f"read the logs in {self._directory}",
-                    directory=str(self._directory),
                 )
             time.sleep(_POLL_S)
 

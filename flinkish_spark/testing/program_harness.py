@@ -23,6 +23,7 @@ from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.distributed_cache import CACHED_FILES_IN_HARNESS
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, OutputTag, Progress, TimeDomain
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.micro_batch import MICRO_BATCH_IN_HARNESS, MicroBatch
 from flinkish_spark.core.validation import check_function, instance_of, unusable, values_by_name
 from flinkish_spark.datastream.async_data_stream import AsyncDataStream
@@ -47,8 +48,8 @@ from flinkish_spark.job.dependencies import check_cached_name
 from flinkish_spark.operators.lookup_join import forget_answers
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction
 from flinkish_spark.planning.between import check_tasks_between
-from flinkish_spark.planning.declare import check_max_parallelism, check_same_fields
-from flinkish_spark.planning.partitioning import check_parallelism
+from flinkish_spark.planning.declare import KeyGroups, check_same_fields
+from flinkish_spark.planning.partitioning import Parallelism
 from flinkish_spark.planning.rules.cut_chains import find_chain_ends
 from flinkish_spark.planning.stream_graph import StreamGraph, StreamNode, find_paths
 from flinkish_spark.protocol.event_time import Watermarks
@@ -98,12 +99,11 @@ class _Environment:
         self.spark = SimpleNamespace(conf=conf)
 
 
+@check_arguments()
 def build_program(
-    program: Program, inputs: Sequence[str | T.StructType], parallelism: int, max_parallelism: int
+    program: Program, inputs: Sequence[Any], parallelism: Parallelism, max_parallelism: KeyGroups
 ) -> tuple[list[tuple[SourceNode, T.StructType]], DataStream]:
     """Return a source for each input, with its fields, and the stream that the program returns."""
-    check_parallelism("ProgramHarness", parallelism)
-    check_max_parallelism(max_parallelism)
     if not callable(program):
         raise ConfigError(
             f"a harness got a {type(program).__name__} as its program",
@@ -111,9 +111,7 @@ def build_program(
             "ProgramHarness.of(function, ...)",
         )
     if not inputs:
-        raise ConfigError(
-            "a harness got no input", what_to_do='say the fields of each: "user STRING, amount LONG"'
-        )
+        raise ConfigError("a harness got no input", what_to_do='say the fields of each: "user STRING"')
     check_function(program, "the program of a harness", len(inputs))
     environment: Any = _Environment(parallelism, max_parallelism)
     sources = []
@@ -138,7 +136,7 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
     if inputs != wanted:
         raise ConfigError(
             f"a {type(function).__name__} reads {wanted} inputs, and the fields of {inputs} are given",
-            what_to_do='say the fields of each: "user STRING, amount LONG"',
+            what_to_do='say the fields of each: "user STRING"',
         )
     if isinstance(function, BroadcastProcessFunction | KeyedBroadcastProcessFunction):
         return _build_broadcast(function, settings), rest
@@ -152,9 +150,7 @@ def program_of(function: Any, inputs: int, settings: Mapping[str, Any]) -> tuple
         keys = _keys(_require(settings, "key", function, 'key="user"'))
         return lambda stream: call(stream.key_by(*keys, key=kind), uid=uid), rest
     if key is not None:
-        raise ConfigError(
-            f"a {type(function).__name__} has no key", what_to_do="leave key= out, or give a keyed function"
-        )
+        raise ConfigError(f"a {type(function).__name__} has no key", what_to_do="leave key= out")
     if wanted == 2:
         return lambda one, two: call(one.connect(two), name=uid), rest
     if isinstance(function, CheckpointedProcessFunction):
@@ -199,9 +195,7 @@ def _call(function: Any, output: Any, stream: Any, **label: str) -> DataStream:
 
 def _require(settings: Mapping[str, Any], name: str, function: Any, example: str) -> Any:
     if settings.get(name) is None:
-        raise ConfigError(
-            f"a {type(function).__name__} needs {name}=", what_to_do=f"say it, for example {example}"
-        )
+        raise ConfigError(f"a {type(function).__name__} needs {name}=", what_to_do=f"say it: {example}")
     return settings[name]
 
 
@@ -409,9 +403,7 @@ class ProgramHarness:
         """
         given: list[Sequence[Timed]] = [()] * len(self._sources)
         if not 0 <= source < len(given):
-            raise ConfigError(
-                f"there is no input {source}", what_to_do=f"inputs have the numbers 0 to {len(given) - 1}"
-            )
+            raise ConfigError(f"there is no input {source}", what_to_do=f"choose from 0 to {len(given) - 1}")
         given[source] = elements
         self.micro_batch(*given, channel=channel)
 

@@ -211,11 +211,7 @@ def _stage(step: Step, given: T.StructType) -> tuple[Stage | None, T.StructType]
 
 
 def no_frames() -> GraphError:
-    return GraphError(
-        "transform() cannot be run in a harness",
-        why="it is a function of a DataFrame, which Spark evaluates in the JVM",
-        what_to_do=_NEEDS_SPARK,
-    )
+    return GraphError("transform() cannot be run in a harness", what_to_do=_NEEDS_SPARK)
 
 
 def _make_time_stage(step: TimedNode, given: T.StructType) -> Stage | None:
@@ -313,7 +309,6 @@ class ProgramOperator:
                 f"the state of operator '{node.uid}' would mean something else: {changed}",
                 why="the snapshot has state that was made one way, and it would be read the other way",
                 what_to_do="leave the operator as it was, or give it another uid",
-                uid=node.uid,
             )
         if stored is not None and stored.max_parallelism != node.max_parallelism:
             raise ConfigError(
@@ -321,7 +316,6 @@ class ProgramOperator:
                 f"and the snapshot is of one with {stored.max_parallelism}",
                 why="keys are found by their key group",
                 what_to_do=f"give it max_parallelism={stored.max_parallelism}",
-                uid=node.uid,
             )
         self._operators, self._runners = [], []
         for index in range(self._parallelism):
@@ -532,7 +526,6 @@ def _key_field(uid: str, key: Key, fields: T.StructType) -> T.StructField:
             f"operator '{uid}' is keyed by a column expression, which a harness cannot compute",
             why="Spark evaluates it in the JVM",
             what_to_do='name a column, or give a function: key_by(lambda order: ..., key="STRING")',
-            uid=uid,
         )
     if key not in fields.names:
         raise no_such_key(uid, key, fields)

@@ -37,11 +37,7 @@ def check_field_names(schema: T.StructType, what: str, what_to_do: str = "rename
     seen: dict[str, str] = {}
     for name in schema.names:
         if not name:
-            raise SchemaError(
-                f"{what} has a field without a name",
-                why="no expression could name it",
-                what_to_do="name the field",
-            )
+            raise SchemaError(f"{what} has a field without a name", what_to_do="name the field")
         if name.lower().startswith(PREFIX):
             raise SchemaError(
                 f"{what} has a field '{name}'",

@@ -5,19 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
 from flinkish_spark.core.elements import TimeDomain
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.core.fields import Arity, check_arguments
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.time_window import (
     GLOBAL_WINDOW,
+    POSITIVE,
     NoEventTime,
     TimeWindow,
-    check_function_of_one,
     check_offset_ms,
-    check_positive_count,
-    check_positive_ms,
     window_at,
 )
 from flinkish_spark.windows.triggers import (
@@ -108,9 +107,9 @@ class _ClockAssigner(WindowAssigner):
 
 
 class _Tumbling(_ClockAssigner):
-    def __init__(self, size_ms: Duration, offset_ms: Duration = 0) -> None:
-        self._size_ms = check_positive_ms("size_ms", size_ms)
-        self._offset_ms = check_offset_ms("offset_ms", offset_ms, self._size_ms)
+    @check_arguments()
+    def __init__(self, size_ms: Annotated[Milliseconds, POSITIVE], offset_ms: Milliseconds = 0) -> None:
+        self._size_ms, self._offset_ms = size_ms, check_offset_ms(offset_ms, size_ms)
         self._made: dict[int, Windows] = {}
 
     @property
@@ -125,12 +124,15 @@ class _Tumbling(_ClockAssigner):
 
 
 class _Sliding(_ClockAssigner):
-    def __init__(self, size_ms: Duration, slide_ms: Duration, offset_ms: Duration = 0) -> None:
-        self._size_ms, self._slide_ms = (
-            check_positive_ms("size_ms", size_ms),
-            check_positive_ms("slide_ms", slide_ms),
-        )
-        self._offset_ms = check_offset_ms("offset_ms", offset_ms, self._slide_ms)
+    @check_arguments()
+    def __init__(
+        self,
+        size_ms: Annotated[Milliseconds, POSITIVE],
+        slide_ms: Annotated[Milliseconds, POSITIVE],
+        offset_ms: Milliseconds = 0,
+    ) -> None:
+        self._size_ms, self._slide_ms = size_ms, slide_ms
+        self._offset_ms = check_offset_ms(offset_ms, slide_ms)
         self._made: dict[int, Windows] = {}
 
     @property
@@ -150,8 +152,9 @@ class _Sliding(_ClockAssigner):
 
 
 class _Session(_ClockAssigner, MergingWindowAssigner):
-    def __init__(self, gap_ms: Duration) -> None:
-        self._gap_ms = check_positive_ms("gap_ms", gap_ms)
+    @check_arguments()
+    def __init__(self, gap_ms: Annotated[Milliseconds, POSITIVE]) -> None:
+        self._gap_ms = gap_ms
 
     @property
     def gap_ms(self) -> int:
@@ -162,15 +165,14 @@ class _Session(_ClockAssigner, MergingWindowAssigner):
 
 
 class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
-    def __init__(self, gap_ms_of: Callable[[Any], int]) -> None:
-        self._gap_ms_of = check_function_of_one("gap_ms_of", gap_ms_of)
+    @check_arguments()
+    def __init__(self, gap_ms_of: Annotated[Callable[[Any], int], Arity(1)]) -> None:
+        self._gap_ms_of = gap_ms_of
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         gap_ms: object = self._gap_ms_of(value)
         if isinstance(gap_ms, bool) or not isinstance(gap_ms, int) or gap_ms <= 0:
-            raise ValueError(
-                f"an element's session gap must be a positive number of milliseconds, not {gap_ms!r}"
-            )
+            raise ValueError(f"an element's gap must be a positive number of milliseconds, not {gap_ms!r}")
         return (window_at(self._choose_time(timestamp_ms, processing_time_ms), gap_ms),)
 
 
@@ -257,8 +259,9 @@ class CountSlidingWindowAssigner(GlobalWindows):
     fires at each `slide` elements from the first on, with fewer than `size` at the beginning.
     """
 
-    def __init__(self, size: int, slide: int) -> None:
-        self._size, self._slide = check_positive_count("size", size), check_positive_count("slide", slide)
+    @check_arguments()
+    def __init__(self, size: Annotated[int, POSITIVE], slide: Annotated[int, POSITIVE]) -> None:
+        self._size, self._slide = size, slide
 
     def default_trigger(self) -> Trigger:
         return CountTrigger(self._slide, first=self._size)

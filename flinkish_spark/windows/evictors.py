@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
-from flinkish_spark.core.validation import function_of_two, instance_of
+from flinkish_spark.core.fields import Arity, Range, check_arguments
 from flinkish_spark.functions.keyed import TimeContext
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.windows.time_window import (
+    POSITIVE,
     TimeWindow,
-    check_number,
-    check_positive_count,
-    check_positive_ms,
 )
 
 
@@ -56,8 +55,7 @@ class Evict(Choice):
 
 
 class _BaseEvictor(Evictor):
-    def __init__(self, when: Evict) -> None:
-        self._when = instance_of("when", when, Evict, what_to_do="give Evict.BEFORE or Evict.AFTER")
+    _when: Evict
 
     def evict_before(self, elements: Elements, window: TimeWindow, ctx: EvictorContext) -> Elements:
         return self._keep(elements) if self._when is Evict.BEFORE else elements
@@ -73,9 +71,9 @@ class _BaseEvictor(Evictor):
 class CountEvictor(_BaseEvictor):
     """An evictor that keeps the last `count` elements."""
 
-    def __init__(self, count: int, when: Evict = Evict.BEFORE) -> None:
-        super().__init__(when)
-        self._count = check_positive_count("count", count)
+    @check_arguments()
+    def __init__(self, count: Annotated[int, POSITIVE], when: Evict = Evict.BEFORE) -> None:
+        self._count, self._when = count, when
 
     def _keep(self, elements: Elements) -> Elements:
         return elements[-self._count :]
@@ -87,9 +85,9 @@ class TimeEvictor(_BaseEvictor):
     Elements without a timestamp all stay.
     """
 
-    def __init__(self, keep_ms: Duration, when: Evict = Evict.BEFORE) -> None:
-        super().__init__(when)
-        self._keep_ms = check_positive_ms("keep_ms", keep_ms)
+    @check_arguments()
+    def __init__(self, keep_ms: Annotated[Milliseconds, POSITIVE], when: Evict = Evict.BEFORE) -> None:
+        self._keep_ms, self._when = keep_ms, when
 
     def _keep(self, elements: Elements) -> Elements:
         times = [one.timestamp_ms for one in elements if one.timestamp_ms is not None]
@@ -110,11 +108,14 @@ class DeltaEvictor(_BaseEvictor):
         From an element and the last one to their difference.
     """
 
+    @check_arguments()
     def __init__(
-        self, threshold: float, delta: Callable[[Any, Any], float], when: Evict = Evict.BEFORE
+        self,
+        threshold: Annotated[float, Range(-math.inf, math.inf)],
+        delta: Annotated[Callable[[Any, Any], float], Arity(2)],
+        when: Evict = Evict.BEFORE,
     ) -> None:
-        super().__init__(when)
-        self._delta, self._threshold = function_of_two("delta", delta), check_number("threshold", threshold)
+        self._delta, self._threshold, self._when = delta, threshold, when
 
     def _keep(self, elements: Elements) -> Elements:
         last = elements[-1].value

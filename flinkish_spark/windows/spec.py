@@ -8,21 +8,20 @@ from typing import Annotated, Any
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, OutputTag, TimeDomain
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.fields import Range, check_arguments, check_fields
 from flinkish_spark.core.validation import (
     check_aggregate,
     function_object,
     instance_of,
-    raise_config_errors,
     reducer,
 )
 from flinkish_spark.functions.keyed import AggregateFunction, ReduceFunction
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.types.hints import StateType
 from flinkish_spark.windows.assigners import GlobalWindows, MergingWindowAssigner, WindowAssigner
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.functions import ProcessWindowFunction
+from flinkish_spark.windows.time_window import POSITIVE
 from flinkish_spark.windows.triggers import CountTrigger, PurgingTrigger, Trigger
 
 
@@ -69,10 +68,8 @@ class WindowSpec:
             assigner="give windows, as `GlobalWindows()`",
             allowed_lateness_ms="set allowed_lateness_ms to a number of milliseconds, 0 or more",
         )
-        clock = getattr(self.assigner, "clock", None)
-        instance_of(
-            "clock", clock, TimeDomain, what_to_do="give the assigner a clock, as TimeDomain.EVENT_TIME"
-        )
+        what_to_do = "give the assigner a clock, as TimeDomain.EVENT_TIME"
+        instance_of("clock", getattr(self.assigner, "clock", None), TimeDomain, what_to_do=what_to_do)
         if self.evictor is None:
             object.__setattr__(self, "evictor", self.assigner.default_evictor())
         if isinstance(self.assigner, MergingWindowAssigner) and not self.actual_trigger.can_merge():
@@ -93,10 +90,9 @@ def count_window(count: int) -> WindowSpec:
     return WindowSpec(GlobalWindows(), PurgingTrigger(CountTrigger(count)))
 
 
-def sliding_count_window(count: int, slide: int) -> WindowSpec:
+@check_arguments()
+def sliding_count_window(count: Annotated[int, POSITIVE], slide: Annotated[int, POSITIVE]) -> WindowSpec:
     """Return windows over the last `count` elements of a key, one every `slide` elements."""
-    with raise_config_errors("set slide to 1 or more"):
-        check_whole("slide", slide, least=1)
     return WindowSpec(GlobalWindows(), CountTrigger(slide), CountEvictor(count))
 
 

@@ -3,48 +3,21 @@
 from __future__ import annotations
 
 import datetime
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from flinkish_spark.core.validation import can_take, check_function, raise_config_errors, to_ms, unusable
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.core.fields import Range
+from flinkish_spark.core.validation import raise_config_errors
 from flinkish_spark.protocol.limits import check_whole
 
-_T = TypeVar("_T")
+#: The range of a number of elements, or of a length of time.
+POSITIVE = Range(1, MAX_WATERMARK_MS)
 
 
-def check_positive_ms(name: str, value: Duration) -> int:
-    return check_positive_count(name, to_ms(name, value), "a number of milliseconds, ")
-
-
-def check_offset_ms(name: str, value: Duration, period_ms: int) -> int:
+def check_offset_ms(offset_ms: int, period_ms: int) -> int:
     """Return an offset; raise ConfigError unless its absolute value is less than a period."""
-    value = to_ms(name, value)
-    with raise_config_errors(f"set {name} to less than the {period_ms} ms after which windows begin"):
-        check_whole(name, value, least=1 - period_ms, most=period_ms - 1)
-    return value
-
-
-def check_positive_count(name: str, value: int, what: str = "") -> int:
-    with raise_config_errors(f"set {name} to {what}1 or more"):
-        check_whole(name, value, least=1, most=MAX_WATERMARK_MS)
-    return value
-
-
-def check_number(name: str, value: float) -> float:
-    """Return a number; raise ConfigError if it is no number, or NaN."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise unusable(name, value, wanted="a number", what_to_do=f"set {name} to a number, as 0.5")
-    return value
-
-
-def check_function_of_one(name: str, value: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    if not can_take(value, 1):
-        raise unusable(name, value, wanted="a function of an element", what_to_do="give one, as a lambda")
-    check_function(value, f"what is given as {name}", 1)
-    return value
+    with raise_config_errors(f"set offset_ms to less than the {period_ms} ms after which windows begin"):
+        return check_whole("offset_ms", offset_ms, least=1 - period_ms, most=period_ms - 1)
 
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -5,19 +5,18 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
-from flinkish_spark.core.validation import check_methods, instance_of
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.functions.keyed import TimerService
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.state.descriptors import ReducingStateDescriptor, StateDescriptor
 from flinkish_spark.windows.time_window import (
+    POSITIVE,
     NoEventTime,
     TimeWindow,
-    check_positive_count,
-    check_positive_ms,
 )
 
 
@@ -177,9 +176,11 @@ class CountTrigger(_Calm):
         Number of elements at the first firing; None: `count`.
     """
 
-    def __init__(self, count: int, first: int | None = None) -> None:
-        self._count = check_positive_count("count", count)
-        self._first = None if first is None else check_positive_count("first", first)
+    @check_arguments()
+    def __init__(
+        self, count: Annotated[int, POSITIVE], first: Annotated[int, POSITIVE] | None = None
+    ) -> None:
+        self._count, self._first = count, first
         self._seen = ReducingStateDescriptor("count", operator.add, "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -217,10 +218,8 @@ class PurgingTrigger(Trigger):
     So each firing has only the elements since the last one: results are discarding, not accumulating.
     """
 
+    @check_arguments()
     def __init__(self, trigger: Trigger) -> None:
-        kind: type = Trigger
-        instance_of("trigger", trigger, kind, what_to_do="give a trigger")
-        check_methods(trigger, kind, f"the {type(trigger).__name__} that is given as trigger")
         self._trigger = trigger
 
     def states(self) -> Sequence[StateDescriptor]:
@@ -270,8 +269,9 @@ class _Continuous(_Calm):
 
     clock: TimeDomain
 
-    def __init__(self, interval_ms: Duration) -> None:
-        self._interval_ms = check_positive_ms("interval_ms", interval_ms)
+    @check_arguments()
+    def __init__(self, interval_ms: Annotated[Milliseconds, POSITIVE]) -> None:
+        self._interval_ms = interval_ms
         self._next_ms = ReducingStateDescriptor("next_ms", _Least(), "LONG")
 
     def states(self) -> Sequence[StateDescriptor]:

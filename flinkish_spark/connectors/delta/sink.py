@@ -85,7 +85,6 @@ def check_retention(
         why=f"the table could forget {what} while the job restarts",
         what_to_do=f"ALTER TABLE ... SET TBLPROPERTIES ('delta.{name}' = 'interval 7 days'), "
         "or lower restart_budget_ms",
-        uid=context.uid,
     )
 
 
@@ -98,7 +97,6 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
             f"system is {default}",
             why="Spark looks for the table there, and the sink on the disks of driver and executors",
             what_to_do=f"write {default.rstrip('/')}{sink.path}, or file://{sink.path}",
-            uid=context.uid,
         )
     if isinstance(sink.mode, Upsert):
         _check_upsert(sink.mode, spark, context)
@@ -117,12 +115,10 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
                 f"{field.dataType.simpleString()}",
                 why=why,
                 what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
-                uid=context.uid,
             )
     if table is not None and table.is_append_only and not isinstance(sink.mode, Append):
         raise ConfigError(
             f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
-            why=f"{type(sink.mode).__name__} changes and deletes rows",
             what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
         )
     if isinstance(sink.mode, OverwritePartitions) and not partition_by:
@@ -185,13 +181,11 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
                 f"the {role} '{name}' of sink '{context.uid}' is {kind.simpleString()}",
                 why=why,
                 what_to_do="add a column of a simple type before the sink, such as lower(...)",
-                uid=context.uid,
             )
     if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
         raise SchemaError(
             f"row_kind of sink '{context.uid}' is the column '{mode.row_kind}', which is no STRING",
             what_to_do="name the column with the row kinds of the changelog",
-            uid=context.uid,
         )
     if mode.delete_when is not None:
         try:
@@ -212,7 +206,7 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
 def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
     if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
         raise _make_refusal(
-            sink, context, f"its partition columns are {', '.join(table.partition_by) or 'none'}"
+            sink, context, f"it is partitioned by {', '.join(table.partition_by) or 'nothing'}"
         )
     if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
         raise _make_refusal(sink, context, why)
@@ -228,7 +222,6 @@ def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo
             f"sink '{context.uid}' {does} is a CHAR",
             why=why,
             what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
-            uid=context.uid,
         )
     keys = sink.mode.keys if isinstance(sink.mode, Upsert) else ()
     if folding := [key for key in keys if table.is_collated(key)]:
@@ -267,7 +260,6 @@ def _make_refusal(sink: DeltaSinkSettings, context: SinkContext, why: str) -> Sc
         why=why,
         what_to_do="change the stream's fields, or the table with ALTER TABLE"
         + ("" if sink.schema_evolution.value != "NONE" else ", or allow it with schema_evolution"),
-        uid=context.uid,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pyspark.sql import types as T
 
@@ -27,21 +27,11 @@ from flinkish_spark.connectors.files.source import Discovery, FileList, FileSour
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import ask_once
 from flinkish_spark.core.errors import ConfigError, InputLostError
-from flinkish_spark.core.validation import (
-    instance_of,
-    raise_config_errors,
-    to_ms,
-    to_path,
-)
+from flinkish_spark.core.fields import Range, check_arguments
+from flinkish_spark.core.validation import raise_config_errors, to_path
 from flinkish_spark.protocol.choices import Choice
-from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.limits import (
-    UNLIMITED,
-    Limit,
-    check_choice,
-    check_limit,
-    check_whole,
-)
+from flinkish_spark.protocol.durations import Milliseconds
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, check_whole
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -99,20 +89,18 @@ class DeltaTableSource(_TableFileSource):
 
     kind = "delta-table"
 
+    @check_arguments()
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
-        version: int | None = None,
+        version: Annotated[int, Range(0)] | None = None,
         store_options: Mapping[str, str] | None = None,
         splits: int = 1,
         max_files_per_batch: int = 1_000,
         max_bytes_per_batch: Limit = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
-        with raise_config_errors("give the number of a version, or leave it out"):
-            if version is not None:
-                check_whole("version", version, least=0)
         snapshot = DeltaSnapshot.read(to_table_path(path, store_options), version)
         self._rows_of = FileRows(snapshot.table, snapshot.metadata)
         super().__init__(
@@ -136,7 +124,7 @@ class DeltaTableSource(_TableFileSource):
 
 
 def to_table_path(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
-    folder = instance_of("path", to_path(path), str, what_to_do='give a table: "/data/orders"')
+    folder = to_path(path)
     check_path("the Delta path", folder)
     check_store_options(folder, options or {})
     return table_path(folder, options or {})
@@ -261,35 +249,30 @@ class DeltaSource(_TableFileSource):
 
     kind = "delta"
 
+    @check_arguments()
     def __init__(
         self,
         path: str | os.PathLike[str],
         changes: DeltaChanges = DeltaChanges.ROWS,
         *,
-        starting_version: int | None = None,
-        ending_version: int | None = None,
-        max_files_per_trigger: int = 1_000,
-        max_bytes_per_trigger: Limit = UNLIMITED,
+        starting_version: Annotated[int, Range(0)] | None = None,
+        ending_version: Annotated[int, Range(0)] | None = None,
+        max_files_per_trigger: Annotated[int, Range(1)] = 1_000,
+        max_bytes_per_trigger: Annotated[Limit, Range(1)] = UNLIMITED,
         splits: int = 1,
-        discover_every_ms: Duration = 1_000,
+        discover_every_ms: Milliseconds = 1_000,
         reader: str | None = None,
         store_options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
-        discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with raise_config_errors("see the documentation of DeltaSource"):
-            check_choice("changes", changes, DeltaChanges)
-            if starting_version is not None:
-                check_whole("starting_version", starting_version, least=0)
-            if ending_version is not None:
-                # One that ends before it begins would be read as an empty one.
+        if ending_version is not None:
+            # One that ends before it begins would be read as an empty one.
+            with raise_config_errors("see the documentation of DeltaSource"):
                 check_whole("ending_version", ending_version, least=starting_version or 0)
-            check_whole("max_files_per_trigger", max_files_per_trigger, least=1)
-            check_limit("max_bytes_per_trigger", max_bytes_per_trigger, least=1)
         if reader not in (None, "python"):
             raise ConfigError(
                 f"reader is {reader!r}",
-                why="this package reads Delta in Python, and in no other way",
+                why="this package reads Delta in Python",
                 what_to_do="leave it out; for Spark's own source use env.from_dataframe",
             )
         snapshot = DeltaSnapshot.read(to_table_path(path, store_options))

@@ -188,7 +188,6 @@ class DeltaStaging(SinkWriter):
             f"the Delta table {path} refuses the stream of sink '{uid}'",
             why=str(error).split("\n\n")[0].strip(),
             what_to_do="change the stream's fields, or the table with ALTER TABLE",
-            uid=uid,
         )
 
 

@@ -216,7 +216,7 @@ class Upsert(StoredObject):
             given = getattr(self, name)
             if isinstance(given, str) or not all(isinstance(one, str) for one in given):
                 raise ConfigError(
-                    f"{name} of Upsert is {given!r}", what_to_do='give a tuple of columns, such as ("id",)'
+                    f"{name} of Upsert is {given!r}", what_to_do='give a tuple of columns: ("id",)'
                 )
             object.__setattr__(self, name, tuple(given))
         if not self.keys:
@@ -229,7 +229,6 @@ class Upsert(StoredObject):
         if both:
             raise ConfigError(
                 f"the key '{both[0]}' of Upsert is among the columns that are not stored",
-                why="the row could not be found again",
                 what_to_do="take it out of not_stored",
             )
         if self.row_kind is not None and (self.delete_when is not None or self.row_kind in self.keys):

@@ -220,7 +220,6 @@ class DateTimeBuckets(BucketAssigner):
                 f"the buckets of sink '{uid}' are of the times in '{self.column}', which is {found}",
                 why="it must be a TIMESTAMP, TIMESTAMP_NTZ or DATE",
                 what_to_do=f"choose from {', '.join(schema.names)}, or cast it with transform(...)",
-                uid=uid,
             )
 
     def columns(self, now_ms: int) -> Mapping[str, Column]:
@@ -323,7 +322,6 @@ def check_assigners(given: object) -> tuple[BucketAssigner, ...]:
         if not isinstance(one, BucketAssigner):
             raise ConfigError(
                 f"bucket_by is {given!r}",
-                why="it must be a BucketAssigner or several of them",
                 what_to_do='use DateTimeBuckets(...), ColumnBuckets("country") or ExpressionBuckets(...)',
             )
         check_methods(one, BucketAssigner, f"the {type(one).__name__} that is given as bucket_by")
@@ -372,9 +370,7 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
 def _check_folder_name(name: object) -> None:
     if not isinstance(name, str) or not name or name.startswith(("_", ".", PREFIX)):
         raise ConfigError(
-            f"a bucket folder cannot be called {name!r}",
-            why="readers skip names that begin with '_' or '.'",
-            what_to_do="choose a name that begins with a letter",
+            f"a bucket folder cannot be called {name!r}", what_to_do="choose a name that begins with a letter"
         )
 
 
@@ -388,10 +384,8 @@ def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -
 
     if name not in schema.names:
         raise SchemaError(
-            f"the bucket folder '{name}' of sink '{uid}' has no column",
-            why="an assigner names it, which its stream does not have, and neither has columns()",
+            f"the bucket folder '{name}' of sink '{uid}' is a column that its stream does not have",
             what_to_do=f"return it from columns(), or choose from {', '.join(schema.names)}",
-            uid=uid,
         )
     kind = schema[name].dataType
     why = why_no_partition(kind)
@@ -402,7 +396,6 @@ def check_folder(name: str, schema: T.StructType, uid: str, zone: str = "UTC") -
             f"the column '{name}' cannot give sink '{uid}' its buckets",
             why=why,
             what_to_do="choose strings, numbers or dates; cast it to a string, or use DateTimeBuckets",
-            uid=uid,
         )
 
 
@@ -413,5 +406,4 @@ def refuse_taken(names: Sequence[str], schema: T.StructType, uid: str) -> None:
         raise SchemaError(
             f"the buckets of sink '{uid}' have the name '{taken[0]}', and so has a field of its stream",
             what_to_do="give the assigner another name, or use ColumnBuckets for that field",
-            uid=uid,
         )

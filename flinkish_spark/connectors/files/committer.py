@@ -152,9 +152,7 @@ class Publisher:
                 # and the file has neither name, the rename was done before a crash, and a reader of finished
                 # files has taken this one away.
                 if not self.disk.exists(source.parent):
-                    raise FilesMissingError(
-                        f"the folder {source.parent} with pending files is gone"
-                    ) from None
+                    raise FilesMissingError(f"the folder {source.parent} of pending files is gone") from None
                 LOG.warning("%s was finished before and has been taken away since, so it is left so", target)
         self.disk.sync_folders(sorted(path for path in touched if self.disk.exists(path)))
 

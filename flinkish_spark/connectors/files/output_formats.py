@@ -112,12 +112,6 @@ def lower_names(options: Mapping[str, str]) -> dict[str, str]:
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
     """Refuse options that the sink sets itself, and unknown ones."""
     for name, value in options.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(
-                f"the option {name!r} of a file sink has the value {value!r}",
-                why="options are strings, as Spark takes them",
-                what_to_do='write it as a string, such as {"compression": "gzip"}',
-            )
         reason = _RESERVED.get(name.lower())
         if reason is not None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
@@ -129,7 +123,7 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
             )
         if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
             raise ConfigError(
-                f"the {kind.value} option '{name}' is {value!r}", what_to_do='write "true" or "false"'
+                f"the {kind.value} option '{name}' is {value!r}", what_to_do='say "true" or "false"'
             )
         if name.lower() in ("encoding", "charset") and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(
@@ -279,7 +273,6 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
             f"the files of sink '{uid}' would have no columns",
             why="all fields of its stream are bucket columns",
             what_to_do="leave one of them in the files",
-            uid=uid,
         )
     if kind is FileFormat.TEXT:
         if [field.dataType.simpleString() for field in fields] != ["string"]:
@@ -288,7 +281,6 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
                 f"{', '.join(f'{f.name} {f.dataType.simpleString()}' for f in fields)}",
                 why="a text file holds one string column",
                 what_to_do="make one string of them with transform(...), or use FileFormat.JSON",
-                uid=uid,
             )
         return
     for field in fields:
@@ -298,8 +290,6 @@ def check_columns(kind: FileFormat, schema: T.StructType, left_out: Sequence[str
                 f"sink '{uid}' cannot write the field '{field.name}' to {kind.value} files",
                 why=why,
                 what_to_do="cast or drop it with transform(...), or use another format",
-                uid=uid,
-                field=field.name,
             )
 
 

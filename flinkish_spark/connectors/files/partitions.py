@@ -28,14 +28,10 @@ from flinkish_spark.connectors.files.disk import Disk
 from flinkish_spark.contracts.sink import CompletedCheckpoint
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Range, check_fields
-from flinkish_spark.core.validation import (
-    check_function,
-    raise_config_errors,
-    require_methods,
-)
+from flinkish_spark.core.validation import check_function, check_methods
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import MOST_MS, check_choice
+from flinkish_spark.protocol.limits import MOST_MS
 from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
@@ -99,9 +95,7 @@ class SuccessFile(PartitionPolicy):
             or self.name in ("", ".", "..")
             or not set(self.name).isdisjoint("/\0")
         ):
-            raise ConfigError(
-                f"a success file cannot be called {self.name!r}", what_to_do="leave it out for _SUCCESS"
-            )
+            raise ConfigError(f"a success file cannot be called {self.name!r}", what_to_do="leave it out")
 
     def commit(self, partition: ReadyPartition, spark: SparkSession | None) -> None:
         """Make the file."""
@@ -161,7 +155,6 @@ class MetastorePartition(PartitionPolicy):
                 f"sink '{uid}' cannot add its partitions to the table {self.table}",
                 why=why,
                 what_to_do=f"create it: CREATE TABLE ... USING ... PARTITIONED BY ({wanted}) LOCATION ...",
-                uid=uid,
             )
 
 
@@ -291,7 +284,6 @@ class PartitionTime:
                 why=why,
                 what_to_do="give PartitionTime a pattern with "
                 f"{', '.join('{' + name + '}' for name in names)}",
-                uid=uid,
             )
 
 
@@ -329,20 +321,12 @@ class PartitionCommit:
     at_final: FinalPartitionAction = FinalPartitionAction.WAIT
 
     def __post_init__(self) -> None:
-        if not isinstance(self.trigger, PartitionTime | ProcessTime):
-            raise ConfigError(
-                f"the trigger of PartitionCommit is {self.trigger!r}",
-                what_to_do="use PartitionTime or ProcessTime",
-            )
-        if not isinstance(self.policies, tuple) or not self.policies:
-            raise ConfigError(
-                f"the policies of PartitionCommit are {self.policies!r}",
-                what_to_do="give a tuple of policies, such as (SuccessFile(),)",
-            )
+        what_to_do = "give a tuple of policies, such as (SuccessFile(),)"
+        check_fields(self, policies=what_to_do)
+        if not self.policies:
+            raise ConfigError("PartitionCommit has no policies", what_to_do=what_to_do)
         for policy in self.policies:
-            require_methods("policies", policy, PartitionPolicy, what_to_do="see PartitionPolicy")
-        with raise_config_errors(_LEAVE_OUT):
-            check_choice("at_final", self.at_final, FinalPartitionAction)
+            check_methods(policy, PartitionPolicy, f"the {type(policy).__name__} in policies")
 
     def check(self, assigners: Sequence[BucketAssigner], spark: SparkSession, uid: str) -> None:
         """Raise ConfigError if a setting does not fit the sink's buckets."""
@@ -350,7 +334,6 @@ class PartitionCommit:
             raise ConfigError(
                 f"sink '{uid}' commits partitions and has none",
                 what_to_do="give it bucket_by, or leave partition_commit out",
-                uid=uid,
             )
         if isinstance(self.trigger, PartitionTime):
             self.trigger.check(assigners, uid)

@@ -265,7 +265,6 @@ class SparkMerger:
             if len(found) != 1:
                 raise UnavailableError(
                     f"merging small files gave {len(found)} files in {attempt}",
-                    why="one is expected",
                     what_to_do="check the disk; the job tries again",
                 )
             self.disk.rename(attempt / "out" / found[0], target)

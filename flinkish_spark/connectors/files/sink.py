@@ -89,7 +89,6 @@ def _fields_with(
             f"the bucket columns {', '.join(added)} of sink '{uid}' do not fit its stream",
             why=str(error).split("\n")[0],
             what_to_do=f"use only the fields {', '.join(schema.names)}, one row at a time",
-            uid=uid,
         ) from error
 
 
@@ -187,7 +186,6 @@ class FileSink(Sink):
                 f"sink '{context.uid}' cannot write to {root}",
                 why=f"{there} is {'not writable for this user' if there.is_dir() else 'no folder'}",
                 what_to_do="choose another path, or give this user the right to write there",
-                uid=context.uid,
             )
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
@@ -230,14 +228,8 @@ def local_path(path: str) -> Path:
                 f"the file sink cannot write to {text!r}",
                 why="it finishes files with the renames of a file system, which object stores do not have",
                 what_to_do="give a path that all machines mount, or use a DeltaSink",
-                path=text,
             )
         text = unquote(parsed.path)
     if not os.path.isabs(text) or "\0" in text:
-        raise ConfigError(
-            f"the path {text!r} of a file sink is relative",
-            why="it would mean different places in different processes",
-            what_to_do="give an absolute path",
-            path=text,
-        )
+        raise ConfigError(f"the path {text!r} of a file sink is relative", what_to_do="give an absolute path")
     return Path(os.path.normpath(text))

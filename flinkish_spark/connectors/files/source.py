@@ -20,29 +20,16 @@ from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, cas
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.core.validation import (
-    check_methods,
-    instance_of,
-    raise_config_errors,
-    to_ms,
-    to_path,
-)
+from flinkish_spark.core.validation import to_path
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Form, StoredRow
-from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.limits import (
-    MOST_MS,
-    UNLIMITED,
-    Limit,
-    NoLimit,
-    check_choice,
-    check_limit,
-    check_whole,
-)
+from flinkish_spark.protocol.limits import MOST_MS, UNLIMITED, Limit, NoLimit
 from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.schemas import output_schema
 
@@ -433,6 +420,13 @@ class FileSource(SplitSource):
 
     kind = "files"
 
+    @check_arguments(
+        "schema",
+        path='give a folder: "/data/orders"',
+        format="give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()",
+        pattern='give a pattern of names: "*.csv"',
+        rate="give RateLimit(records_per_second=..., records_per_batch=...)",
+    )
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -441,30 +435,18 @@ class FileSource(SplitSource):
         *,
         discovery: Discovery = Discovery.ONCE,
         pattern: str = "*",
-        splits: int = 1,
-        discover_every_ms: Duration = 1_000,
-        max_files_per_batch: int = 1_000,
-        max_bytes_per_batch: Limit = UNLIMITED,
+        splits: Annotated[int, Range(1, 10_000)] = 1,
+        discover_every_ms: Annotated[Milliseconds, Range(1, MOST_MS)] = 1_000,
+        max_files_per_batch: Annotated[int, Range(1)] = 1_000,
+        max_bytes_per_batch: Annotated[Limit, Range(1)] = UNLIMITED,
         rate: RateLimit | None = None,
     ) -> None:
         self.path = self._check_path(path)
-        what_to_do = "give ParquetFiles(), JsonLines(), CsvFiles(...) or TextLines()"
-        self.format = instance_of("format", format, InputFormat, what_to_do=what_to_do)  # type: ignore[type-abstract]
-        check_methods(format, InputFormat, f"the {type(format).__name__} that is given as format")
+        self.format, self.rate = format, RateLimit() if rate is None else rate
         self.schema = output_schema(schema, "a file source")
         self.format.check(arrow_schema(self.schema))
-        if not instance_of("pattern", pattern, str, what_to_do='give "*.csv"') or "/" in pattern:
+        if not pattern or "/" in pattern:
             raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
-        discover_every_ms = to_ms("discover_every_ms", discover_every_ms)
-        with raise_config_errors("see the documentation of FileSource"):
-            check_choice("discovery", discovery, Discovery)
-            check_whole("splits", splits, least=1, most=10_000)
-            check_whole("discover_every_ms", discover_every_ms, least=1, most=MOST_MS)
-            check_whole("max_files_per_batch", max_files_per_batch, least=1)
-            check_limit("max_bytes_per_batch", max_bytes_per_batch, least=1)
-        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        rate = RateLimit() if rate is None else rate
-        self.rate = instance_of("rate", rate, RateLimit, what_to_do=what_to_do)
         self._discovery, self._pattern, self._parts = discovery, pattern, splits
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
         self._most_bytes = max_bytes_per_batch
@@ -472,7 +454,7 @@ class FileSource(SplitSource):
         self._look_at = float("-inf")
 
     def _check_path(self, path: str | os.PathLike[str]) -> str:
-        text = instance_of("path", to_path(path), str, what_to_do='give a folder: "/data/orders"')
+        text = to_path(path)
         folder = text.removeprefix("file://")
         if not os.path.isabs(folder) or "\0" in text:
             raise ConfigError(f"path is {path!r}", what_to_do='give an absolute path: "/data/orders"')

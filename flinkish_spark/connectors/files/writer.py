@@ -156,7 +156,6 @@ class FileWriter(SinkWriter):
                     f"sink '{self._context.uid}' wrote {path}, and it is not there as it was written",
                     why="the executors write to another file system than the driver looks at",
                     what_to_do="choose a path that all machines mount",
-                    uid=self._context.uid,
                 )
         # Each task has synced its files. Up to and with the folder itself: a name that a power cut takes away
         # is a file that is gone.

@@ -142,9 +142,7 @@ def to_spark_type(
     if isinstance(schema, list):
         made = [to_spark_type(one, named, path, within) for one in _branches(schema) if one != "null"]
         if not made:
-            raise SchemaError(
-                f"the field '{path}' of an Avro schema is always null", what_to_do="leave it out"
-            )
+            raise SchemaError(f"the field '{path}' in Avro is always null", what_to_do="leave it out")
         if len(made) == 1:
             return made[0]
         return T.StructType([T.StructField(f"member{at}", one) for at, one in enumerate(made)])

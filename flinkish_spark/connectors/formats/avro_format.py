@@ -24,6 +24,7 @@ from flinkish_spark.connectors.formats.avro_schemas import map_parts
 from flinkish_spark.connectors.formats.reader import ConvertingReader, OnSchemaChange
 from flinkish_spark.connectors.formats.registered import RegisteredFormat, parse_schema_text
 from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaRegistry, header, record_name
+from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.contracts.format import EncodedColumn, PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.core.fields import Range, check_fields
@@ -116,11 +117,7 @@ class Avro(RegisteredFormat):
                 what_to_do="give the schema that the registry has under this id",
             )
         if self.registry is not None:
-            raise ConfigError(
-                "Avro has a schema_id and a registry",
-                why="the registry gives the id",
-                what_to_do="leave one of them out",
-            )
+            raise ConfigError("Avro has a schema_id and a registry", what_to_do="leave one of them out")
 
     @property
     def _has_schema(self) -> bool:
@@ -128,11 +125,7 @@ class Avro(RegisteredFormat):
 
     def make_reader(self, part: str) -> PartReader | None:
         if self.schema_id is not None:
-            raise ConfigError(
-                "Avro of a source has a schema_id",
-                why="each of its records names its own schema",
-                what_to_do="give a registry",
-            )
+            raise ConfigError("Avro of a source has a schema_id", what_to_do="give a registry")
         return RegisteredFormat.make_reader(self, part)
 
     def _make_reader(self, part: str, schema: RegistrySchema | None) -> PartReader:
@@ -357,13 +350,8 @@ def _find_element_misfits(elements: Column, kind: T.DataType, avro: Any, path: s
 
 def check_avro(spark: SparkSession, text: str, schema: T.StructType, whose: str) -> None:
     """Compare schema and fields as Spark's encoder does, before anything starts."""
-    missing = [name for name in avro_fields(text, schema) if name not in schema.names]
-    if missing:
-        raise SchemaError(
-            f"{whose} has the field '{missing[0]}' in its Avro schema, and its stream does not",
-            what_to_do=f"choose from {', '.join(schema.names)}",
-        )
-    written = T.StructType([schema[name] for name in avro_fields(text, schema)])
+    names, field = avro_fields(text, schema), f"a field of the Avro schema of {whose}"
+    written = T.StructType([find_field(schema, name, field) for name in names])
     check_calendar(spark, written, whose)
     nulls = spark.range(1).select(*[F.lit(None).cast(f.dataType).alias(f.name) for f in schema.fields])
     try:

@@ -33,7 +33,6 @@ from flinkish_spark.core.changelogs import ChangelogMode
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
-from flinkish_spark.core.validation import instance_of
 
 #: Debezium's default `unavailable.value.placeholder`.
 UNAVAILABLE = "__debezium_unavailable_value"
@@ -101,17 +100,6 @@ class DebeziumJson(_JsonChanges):
     epoch_units: Mapping[str, EpochUnit] = field(default_factory=dict)
     decimals: DecimalHandling | Mapping[str, DecimalHandling] = DecimalHandling.PRECISE
     unavailable: str = UNAVAILABLE
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for one in self.decimals.values() if isinstance(self.decimals, Mapping) else (self.decimals,):
-            instance_of("decimals", one, DecimalHandling, what_to_do="use DecimalHandling.PRECISE")
-        units = self.epoch_units
-        if not isinstance(units, Mapping) or not all(isinstance(one, EpochUnit) for one in units.values()):
-            raise ConfigError(
-                f"epoch_units is {units!r}",
-                what_to_do='give units by column: {"created_at": EpochUnit.MICROSECONDS}',
-            )
 
     def _make_envelope(self) -> Envelope:
         unavailable = _find_unavailable_texts(self.unavailable)

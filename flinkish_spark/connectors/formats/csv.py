@@ -77,7 +77,6 @@ def _check_flat(fields: T.StructType, whose: str) -> None:
         if isinstance(one.dataType, T.StructType | T.ArrayType | T.MapType):
             raise SchemaError(
                 f"{whose} has the field '{one.name}' of type {one.dataType.simpleString()}",
-                why="a line of CSV has single values only",
                 what_to_do="leave it out, or make a STRING of it in a transform",
             )
 
@@ -150,7 +149,7 @@ def _splitter(delimiter: str) -> Callable[[str], list[str | None]]:
                 matched = enclosed.match(line, at)
                 if matched is None:
                     raise CodecError(
-                        f"value {len(found) + 1} has an unclosed quote, or text after the closing one"
+                        f"value {len(found) + 1} has an open quote, or text after the closing one"
                     )
                 found.append(matched[1].replace('""', '"'))
                 at = matched.end()

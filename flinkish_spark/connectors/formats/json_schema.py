@@ -553,7 +553,6 @@ class JsonSchema(RegisteredFormat):
                     f"{whose} can never be valid by its JSON Schema",
                     why=why,
                     what_to_do="cast it in a transform, or name the columns: JsonSchema(..., fields=...)",
-                    column=one.name,
                 )
 
     def check_start(self, spark: SparkSession, schema: T.StructType, whose: str) -> None:

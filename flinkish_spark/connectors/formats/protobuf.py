@@ -530,9 +530,7 @@ def first_message(files: bytes) -> str:
     """Return the full name of the first message of the last file."""
     found = _message_at(file_of(files), (0,))
     if found is None:
-        raise SchemaError(
-            "the registry's Protobuf schema has no message", what_to_do="register a schema that has one"
-        )
+        raise SchemaError("the registry's Protobuf schema has no message", what_to_do="register one with it")
     return str(found.full_name)
 
 

@@ -26,6 +26,7 @@ from flinkish_spark.connectors.formats.protobuf import (
 from flinkish_spark.connectors.formats.reader import ConvertingReader, ConvertingWriter, OnSchemaChange
 from flinkish_spark.connectors.formats.registered import RegisteredFormat
 from flinkish_spark.connectors.formats.registry import RegistrySchema, SchemaRegistry, client_of
+from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.contracts.format import PartReader, PartWriter
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.fields import check_fields
@@ -113,14 +114,8 @@ class Protobuf(RegisteredFormat):
             )
         message = self._descriptor
         wanted = fields_of(message)
-        missing = [name for name in wanted.names if name not in schema.names]
-        if missing:
-            raise SchemaError(
-                f"{whose} has the field '{missing[0]}' in its Protobuf message, and its stream does not",
-                what_to_do=f"choose from {', '.join(schema.names)}",
-                column=missing[0],
-            )
-        given = T.StructType([schema[name] for name in wanted.names])
+        field = f"a field of the Protobuf message of {whose}"
+        given = T.StructType([find_field(schema, name, field) for name in wanted.names])
         if (why := why_unfit(given, wanted, "")) is not None:
             raise SchemaError(
                 f"{whose} cannot be written as its Protobuf message",
@@ -131,7 +126,6 @@ class Protobuf(RegisteredFormat):
             raise SchemaError(
                 f"{whose} has the required field '{name}' in its Protobuf message, and its stream does not",
                 what_to_do="add it in a transform",
-                column=name,
             )
 
     def make_writer(self, schema: T.StructType, topics: Sequence[str], part: str) -> PartWriter:

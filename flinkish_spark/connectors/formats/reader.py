@@ -251,7 +251,6 @@ def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: On
             f"records were written with {writer.name}, whose types differ from those of the source's schema",
             why="; ".join(found.other[:5]),
             what_to_do="give the source a schema with the same types",
-            schema_id=writer.schema_id,
         )
     if not found.left_out or policy is OnSchemaChange.LEAVE_OUT:
         return
@@ -268,7 +267,6 @@ def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: On
         why="on_schema_change is OnSchemaChange.FAIL",
         what_to_do="choose OnSchemaChange.EVOLVE for new columns, OnSchemaChange.LEAVE_OUT to do without, or "
         "give a schema with them",
-        schema_id=writer.schema_id,
     )
 
 
@@ -288,7 +286,6 @@ def to_mismatch_error(
         why=what,
         what_to_do="give the source a schema that the registry calls compatible with both, or choose "
         "OnSchemaChange.EVOLVE for the newest one",
-        schema_id=writer.schema_id,
     )
 
 

@@ -199,7 +199,6 @@ def subject_of(registry: SchemaRegistry, topic: str, part: str, record: str) -> 
     if not record:
         raise SchemaError(
             f"SubjectNameStrategy.{registry.strategy.name} needs the name of the record",
-            why="there is no schema yet that says it",
             what_to_do='give the schema, or SchemaRegistry(..., subject="...")',
         )
     return record if registry.strategy is SubjectNameStrategy.RECORD_NAME else f"{topic}-{record}"
@@ -266,7 +265,6 @@ class RegistryClient:
                 f"the registry does not have the schema that is written under subject '{subject}'",
                 why="the sink has Registration.REQUIRED",
                 what_to_do="register it, or choose Registration.AUTOMATIC",
-                subject=subject,
             ) from None
 
     def version_of(self, subject: str, schema: RegistrySchema, needs: Sequence[tuple[str, str, int]]) -> int:

@@ -90,7 +90,6 @@ class TableCheck:
                 f"{settings.table_name} of {self._where} has more than one unique index",
                 why=why,
                 what_to_do="keep one unique index, the key's",
-                uid=self._context.uid,
             )
         # A table to which two different keys are equal would replace another key's row.
         key = [self._context.schema[name] for name in settings.key]
@@ -107,5 +106,4 @@ class TableCheck:
                 "different keys for equal",
                 why=why,
                 what_to_do=_EXACT_KEYS,
-                uid=self._context.uid,
             )

@@ -103,7 +103,6 @@ class ControlTable:
                 "written twice",
                 what_to_do=f"restore it; or insert one with job_uuid '{self.job}', sink_uid '{self.uid}', "
                 "the newest checkpoint_id whose rows are in, owner_epoch 0 and facts '{}'",
-                uid=self.uid,
             )
         checkpoint, epoch, facts = found[0]
         return int(checkpoint), int(epoch), json.loads(facts)

@@ -54,9 +54,7 @@ class WriteMode(enum.Enum):
         try:
             return cls(value)
         except ValueError:
-            raise ConfigError(
-                f"mode={value!r} is no write mode", what_to_do="use 'insert' or 'upsert'"
-            ) from None
+            raise ConfigError(f"mode={value!r} is no write mode", what_to_do="use insert or upsert") from None
 
 
 @dataclass(frozen=True, slots=True)

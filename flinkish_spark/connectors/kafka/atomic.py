@@ -80,7 +80,6 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
             f"the sink '{uid}' is atomic, and {VERIFICATION}=false at the broker {unverified[0]}",
             why="it accepts records of a task after the end of its transaction, and readers wait for ever",
             what_to_do=f"set {VERIFICATION}=true, Kafka's default, or leave atomic out",
-            setting=VERIFICATION,
         )
     for topic in sink.topics:
         try:

@@ -127,9 +127,6 @@ def check_topic_retention(
                 "Kafka may have deleted it by then",
                 what_to_do=f"set retention.ms of the topic to {needed_ms} or more, or lower interval_ms or "
                 "restart_budget_ms",
-                topic=topic,
-                retention_ms=keeping.retention_ms,
-                needed_ms=needed_ms,
             )
         elif keeping.compacts_before(needed_ms):
             LOG.warning(

@@ -11,7 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from flinkish_spark.connectors.kafka.client.admin import (
     GroupCommit,
@@ -25,7 +25,7 @@ from flinkish_spark.connectors.kafka.offset_ranges import from_json
 from flinkish_spark.core.clock import Clock, SystemClock
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, InputLostError
 from flinkish_spark.core.fields import Range, check_fields
-from flinkish_spark.core.validation import instance_of, raise_config_errors, unusable
+from flinkish_spark.core.validation import raise_config_errors, unusable
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import Form, StoredObject, store_as
 from flinkish_spark.protocol.ids import Place
@@ -63,21 +63,16 @@ class TopicSelection:
     pattern: str = ""
 
     @classmethod
-    def of(cls, topics: object, pattern: object, partitions: object) -> TopicSelection:
+    def of(
+        cls, topics: Sequence[str], pattern: str, partitions: Mapping[str, Sequence[int]] | None
+    ) -> TopicSelection:
         if pattern:
             if topics or partitions:
-                raise ConfigError(
-                    "a pattern is given, and topics or partitions", what_to_do="leave one of them out"
-                )
-            text = instance_of("pattern", pattern, str, what_to_do='give a pattern: "orders-.*"')
-            return cls(pattern=TopicPattern(text).text)
-        names = topics if isinstance(topics, Sequence) and not isinstance(topics, str) else ()
-        if not names or not all(isinstance(name, str) and name for name in names):
-            raise ConfigError(
-                f"topics is {topics!r}",
-                what_to_do='give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
-            )
-        return cls(tuple(dict.fromkeys(names)), _check_partitions(partitions, names))
+                raise ConfigError("a pattern is given, and topics or partitions", what_to_do="leave one out")
+            return cls(pattern=TopicPattern(pattern).text)
+        if not topics or not all(topics):
+            raise ConfigError(f"topics is {topics!r}", what_to_do=SOURCE_ADVICE["topics"])
+        return cls(tuple(dict.fromkeys(topics)), _check_partitions(partitions, topics))
 
     def filter_topics(self, topics: Iterable[str]) -> list[str]:
         """Return those of `topics` that the source reads."""
@@ -102,15 +97,17 @@ class TopicSelection:
         return list_places(found)
 
 
-def _check_partitions(partitions: object, topics: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    to_do = 'name partitions of every topic: partitions={"orders": [0, 1]}; or leave it out'
+def _check_partitions(
+    partitions: Mapping[str, Sequence[int]] | None, topics: Sequence[str]
+) -> dict[str, tuple[int, ...]]:
     if partitions is None:
         return {}
-    if not isinstance(partitions, Mapping) or partitions.keys() != set(topics):
+    to_do = SOURCE_ADVICE["partitions"]
+    if partitions.keys() != set(topics):
         raise unusable("partitions", partitions, wanted="numbers by each of the topics", what_to_do=to_do)
     found = {}
     for topic, numbers in partitions.items():
-        if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:
+        if isinstance(numbers, str) or not isinstance(numbers, Sequence) or not numbers:  # type: ignore[unreachable]
             raise unusable(f"partitions[{topic!r}]", numbers, wanted="a list of numbers", what_to_do=to_do)
         with raise_config_errors(to_do):
             found[topic] = tuple(sorted({check_whole("a partition", one, least=0) for one in numbers}))
@@ -249,27 +246,29 @@ def find_offsets_by_time(
     return {place: ends[place] if at is None else at for place, at in found.items()}
 
 
-def check_starting_offsets(start: Any, group_id: str) -> StartingOffsets | KafkaStart:
-    """Check the user's `starting_offsets`; raise ConfigError if they cannot be used."""
-    if isinstance(start, StartAtCommittedOffsets):
-        if not start.group_id and not group_id:
-            raise ConfigError(
-                "the source begins at the offsets of a consumer group, and no group is named",
-                what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-app")',
-            )
-        return StartAtCommittedOffsets(start.group_id or group_id, start.otherwise)
-    if isinstance(start, KafkaStart):
+def name_group(start: StartingOffsets | KafkaStart, group_id: str) -> StartingOffsets | KafkaStart:
+    """Return the user's `starting_offsets`, with the source's group if they are those of a group."""
+    if not isinstance(start, StartAtCommittedOffsets):
         return start
-    try:
-        return StartingOffsets(start)
-    except ValueError:
-        raise unusable(
-            "starting_offsets",
-            start,
-            wanted="a place to begin at",
-            what_to_do="give StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...), StartAtOffsets(...) "
-            "or StartAtCommittedOffsets(...)",
-        ) from None
+    if not start.group_id and not group_id:
+        raise ConfigError(
+            "the source begins at the offsets of a consumer group, and no group is named",
+            what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-app")',
+        )
+    return StartAtCommittedOffsets(start.group_id or group_id, start.otherwise)
+
+
+#: What to do about topics, offsets and ends that are none.
+SOURCE_ADVICE = {
+    "topics": 'give a list of topic names: topics=["orders"]; or a pattern: pattern="orders-.*"',
+    "pattern": 'give a pattern: "orders-.*"',
+    "group_id": "give a name, or leave it out",
+    "starting_offsets": "give StartingOffsets.EARLIEST or LATEST, StartAtTimestamp(...), StartAtOffsets(...) "
+    "or StartAtCommittedOffsets(...)",
+    "ending": "give EndAtLatest(), EndAtOffsets({...}) or EndAtTimestamp(...), or leave it out",
+    "metadata": 'give it like metadata=["topic", "partition", "offset"], or leave it out',
+    "partitions": 'name partitions of every topic: partitions={"orders": [0, 1]}; or leave it out',
+}
 
 
 def _complete_offsets(
@@ -289,7 +288,6 @@ def _complete_offsets(
                 f"which holds {first[place]} to {last[place]}",
                 why="Kafka has removed the records at this offset, or nobody has written them yet",
                 what_to_do="begin at an offset that is there, or at StartingOffsets.EARLIEST",
-                topic=topic,
             )
     return {**otherwise.offsets(admin, [place for place in places if place not in given]), **given}
 
@@ -359,17 +357,9 @@ class EndAtOffsets(KafkaEnd):
             topic, partition = different[0]
             raise ConfigError(
                 f"the ends of the source do not fit its topics at partition {partition} of '{topic}'",
-                why="an end is needed for every partition, and for no other",
                 what_to_do="name all partitions of all topics in ending=EndAtOffsets(...)",
             )
         return given
-
-
-def check_ending(ending: object) -> KafkaEnd | None:
-    if ending is None:
-        return None
-    what_to_do = "give EndAtLatest(), EndAtOffsets({...}) or EndAtTimestamp(...), or leave it out"
-    return instance_of("ending", ending, KafkaEnd, what_to_do=what_to_do)  # type: ignore[type-abstract]
 
 
 class GroupPatience:
@@ -428,5 +418,4 @@ def store_offsets(
             f"the consumer group '{group}' has active members",
             why="Kafka then takes offsets from those members only",
             what_to_do="stop the consumers, or give the job a group of its own",
-            group=group,
         )

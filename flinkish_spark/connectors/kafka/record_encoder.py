@@ -51,7 +51,6 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
                 f"{kind.simpleString()}",
                 why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
                 what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
-                column=sink.headers,
             )
     else:
         bytes_or_text = (T.StringType, T.BinaryType)
@@ -63,7 +62,6 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
                 f"{whose} is the column '{column}' of type {kind.simpleString()}",
                 why=f"it must be {words}",
                 what_to_do="cast it in a transform",
-                column=column,
             )
 
 

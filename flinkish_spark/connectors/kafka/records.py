@@ -16,7 +16,7 @@ from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors.bad_records import REASON, drop_bad_records, make_reasons
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.connectors.plain_formats import Raw
-from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader
+from flinkish_spark.contracts.format import FORMATS, Changelog, Changes, Format, PartReader
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import UNREADABLE_MARKER, BadRecordError, ConfigError, SchemaError
@@ -51,7 +51,7 @@ class Decoding:
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, value=FORMATS, key=FORMATS)
         if self.key is None and self.tombstones is OnTombstone.DELETE:
             raise ConfigError(
                 "tombstones is OnTombstone.DELETE, and the source has no key",
@@ -64,7 +64,6 @@ class Decoding:
         if of_key not in (None, OnBadRecord.FAIL, self.policy):
             raise ConfigError(
                 "the key has a policy for bad records that is not the value's",
-                why="a record is good or bad as a whole",
                 what_to_do="give on_bad_record to the value, and leave it out of the key",
             )
         if isinstance(self.value, Changes) and self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):

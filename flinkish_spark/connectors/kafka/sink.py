@@ -143,7 +143,22 @@ class KafkaSink(KafkaSinkSettings, Sink):
             fields = self.fields_of(context.schema)
             form.check_start(spark, fields, f"the {part} of {who}")
             form.make_writer(fields, self.data_topics, part)  # Raises if a registry refuses the schema.
-        self._check_checkpoints(context)
+        given = context.checkpoint
+        if self.barriers is not BarrierRecords.NONE and given.mode is CheckpointingMode.AT_LEAST_ONCE:
+            raise ConfigError(
+                f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
+                "CheckpointingMode.AT_LEAST_ONCE",
+                why="in this mode records of a checkpoint can follow its barrier record",
+                what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
+            )
+        least = given.interval_ms + given.restart_budget_ms
+        if self.delivery is DeliveryGuarantee.EXACTLY_ONCE and self.transaction_timeout_ms < least:
+            raise ConfigError(
+                f"the transaction timeout of sink '{context.uid}' is {self.transaction_timeout_ms} ms, "
+                f"shorter than checkpoint interval + restart budget = {least} ms",
+                why="the broker would abort staged data while the job restarts",
+                what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
+            )
         require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
         wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
         with KafkaAdmin.from_wire(wire) as admin:
@@ -174,24 +189,6 @@ class KafkaSink(KafkaSinkSettings, Sink):
                     admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
                 except ConfigError as refused:
                     raise_translated(add_advice(refused, context.uid, needed_ms), refused)
-
-    def _check_checkpoints(self, context: SinkContext) -> None:
-        given = context.checkpoint
-        if self.barriers is not BarrierRecords.NONE and given.mode is CheckpointingMode.AT_LEAST_ONCE:
-            raise ConfigError(
-                f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
-                "CheckpointingMode.AT_LEAST_ONCE",
-                why="in this mode records of a checkpoint can follow its barrier record",
-                what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
-            )
-        least = given.interval_ms + given.restart_budget_ms
-        if self.delivery is DeliveryGuarantee.EXACTLY_ONCE and self.transaction_timeout_ms < least:
-            raise ConfigError(
-                f"the transaction timeout of sink '{context.uid}' is {self.transaction_timeout_ms} ms, "
-                f"shorter than checkpoint interval + restart budget = {least} ms",
-                why="the broker would abort staged data while the job restarts",
-                what_to_do=f"set transaction_timeout_ms to {least} or more, or lower restart_budget_ms",
-            )
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         tasks = KafkaWriter(self, context)

@@ -17,7 +17,7 @@ from flinkish_spark.connectors.kafka.client.settings import (
     RecordHeaders,
 )
 from flinkish_spark.connectors.plain_formats import Json, Raw
-from flinkish_spark.contracts.format import Format, check_format
+from flinkish_spark.contracts.format import FORMATS, Format
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord
@@ -74,7 +74,7 @@ class KafkaSinkSettings:
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, writer="leave writer out")
+        check_fields(self, value=FORMATS, key=FORMATS, writer="leave writer out")
         if self.writer not in (None, "python"):
             raise ConfigError(
                 f"writer is {self.writer!r}",
@@ -84,17 +84,13 @@ class KafkaSinkSettings:
         object.__setattr__(self, "writer", "python")
         if not self.topic:
             raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
-        for name, form in self.formats:
-            check_format(name, form)
         for name in ("options", "producer"):
             values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
-        others = self.other_topics
-        if isinstance(others, str) or not all(isinstance(name, str) and name for name in others):
-            raise ConfigError(f"other_topics is {others!r}", what_to_do='give a list: other_topics=["late"]')
-        object.__setattr__(self, "other_topics", tuple(dict.fromkeys(others)))
+        if not all(self.other_topics):
+            raise ConfigError("other_topics has an empty name", what_to_do="leave it out")
+        object.__setattr__(self, "other_topics", tuple(dict.fromkeys(self.other_topics)))
         for name, column in () if isinstance(self.headers, str) else self.headers.items():
-            is_text = isinstance(name, str) and isinstance(column, str)
-            if not is_text or not name or not column or name.startswith(_OUR_HEADERS):
+            if not name or not column or name.startswith(_OUR_HEADERS):
                 raise ConfigError(
                     f"headers has the entry {name!r}: {column!r}",
                     why=f"names beginning with '{_OUR_HEADERS}' are the sink's own",
@@ -188,9 +184,7 @@ class KafkaSinkSettings:
                     )
                     what_to_do = "leave it out, or use DeliveryGuarantee.NONE"
             if what:
-                raise ConfigError(
-                    f"the producer setting '{given}' {what}", why=why, what_to_do=what_to_do, setting=given
-                )
+                raise ConfigError(f"the producer setting '{given}' {what}", why=why, what_to_do=what_to_do)
 
     @property
     def key_format(self) -> Format | None:

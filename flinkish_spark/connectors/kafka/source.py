@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -32,12 +32,12 @@ from flinkish_spark.connectors.kafka.input import KafkaInput
 from flinkish_spark.connectors.kafka.metadata import OWN_TIME, check_metadata, names_of, to_reader_options
 from flinkish_spark.connectors.kafka.offset_ranges import from_json, to_json
 from flinkish_spark.connectors.kafka.offsets import (
+    SOURCE_ADVICE,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
     TopicSelection,
-    check_ending,
-    check_starting_offsets,
+    name_group,
     select_partitions,
 )
 from flinkish_spark.connectors.kafka.ranges import ReadRanges
@@ -45,18 +45,19 @@ from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.kafka.upstream_job import UpstreamJob
 from flinkish_spark.connectors.plain_formats import Raw
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.contracts.format import Changes, Format, check_format
+from flinkish_spark.contracts.format import FORMATS, Changes, Format
 from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import Extent, JobPlace, SourceStart
 from flinkish_spark.core.errors import ConfigError, GraphError, JobDirError
+from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.formats import OnTombstone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.upstream_cut import UPSTREAM_KEY
-from flinkish_spark.core.validation import instance_of, raise_config_errors, values_by_name
+from flinkish_spark.core.validation import values_by_name
 from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.ids import Place
-from flinkish_spark.protocol.limits import UNLIMITED, NoLimit, check_whole
+from flinkish_spark.protocol.limits import UNLIMITED, NoLimit
 from flinkish_spark.protocol.plan_layout import Position, offsets_in
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.channels import channel_of, check_distinct_channels
@@ -88,9 +89,7 @@ def check_reader_options(options: Mapping[str, str]) -> None:
         elif is_connection_option(bare):
             to_do = f'give it to options: options={{"kafka.{bare}": ...}}'
         if name.lower() not in known:
-            raise ConfigError(
-                f"the reader option '{name}' cannot be set", why=why, what_to_do=to_do, option=name
-            )
+            raise ConfigError(f"the reader option '{name}' cannot be set", why=why, what_to_do=to_do)
 
 
 def to_subscription_options(wanted: TopicSelection) -> dict[str, str]:
@@ -202,7 +201,7 @@ class KafkaSource(KafkaInput):
     group_id: str = ""
     value: Format | Changes = field(default_factory=Raw)
     starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST
-    max_offsets_per_trigger: int = 0
+    max_offsets_per_trigger: Annotated[int, Range(0)] = 0
     options: Mapping[str, str] | None = field(default=None, repr=False)
     reader_options: Mapping[str, str] | None = field(default=None, repr=False)
     reader: InitVar[str | None] = None
@@ -225,32 +224,31 @@ class KafkaSource(KafkaInput):
     def __post_init__(self, reader: str | None) -> None:
         if reader not in (None, "python"):
             raise ConfigError(
-                f"reader is {reader!r}",
-                why="this package reads Kafka in Python, and in no other way",
-                what_to_do="leave it out",
+                f"reader is {reader!r}", why="this package reads Kafka in Python", what_to_do="leave it out"
             )
+        check_fields(
+            self,
+            value=FORMATS,
+            max_offsets_per_trigger="give a number of records, or 0 for no limit",
+            **SOURCE_ADVICE,
+        )
         wanted = TopicSelection.of(self.topics, self.pattern, self.partitions)
         check_distinct_channels(wanted.topics)
-        instance_of("group_id", self.group_id, str, what_to_do="give a name, or leave it out")
-        with raise_config_errors("give a number of records, or 0 for no limit"):
-            check_whole("max_offsets_per_trigger", self.max_offsets_per_trigger, least=0)
         options = values_by_name("options", self.options, what_to_do=_OPTIONS_TO_DO)
         reader_options = values_by_name("reader_options", self.reader_options, what_to_do=_OPTIONS_TO_DO)
         check_reader_options(reader_options)
-        if not isinstance(self.value, Changes):
-            check_format("value", self.value)
+        metadata = check_metadata(self.metadata)
         parts = self.key, self.key_fields_prefix, self.tombstones
-        check_ending(self.ending)
         for name, content in (
             ("wanted", wanted),
             ("connection", KafkaConnection(self.bootstrap_servers, options)),
-            ("decoding", make_decoding(self.value, check_metadata(self.metadata), *parts)),
+            ("decoding", make_decoding(self.value, metadata, *parts)),
             ("topics", wanted.topics),
             ("partitions", wanted.partitions),
-            ("starting_offsets", check_starting_offsets(self.starting_offsets, self.group_id)),
+            ("starting_offsets", name_group(self.starting_offsets, self.group_id)),
             ("options", options),
             ("reader_options", reader_options),
-            ("metadata", check_metadata(self.metadata)),
+            ("metadata", metadata),
             ("max_offsets_per_second", RateLimit(self.max_offsets_per_second).records_per_second),
         ):
             object.__setattr__(self, name, content)
@@ -286,9 +284,7 @@ class KafkaSource(KafkaInput):
             ),
         ):
             if is_given:
-                raise ConfigError(
-                    f"aligned_with and {other} are set for one source", why=why, what_to_do=what_to_do
-                )
+                raise ConfigError(f"aligned_with and {other} are both set", why=why, what_to_do=what_to_do)
 
     def bind(self, uid: str) -> Self:
         return self._copy_with("_uid", uid)
@@ -430,7 +426,6 @@ class KafkaSource(KafkaInput):
             read = ", ".join(self.topics) or self.pattern
             raise JobDirError(
                 f"the source of {read} has the end {recorded['ending']}, not {wanted}",
-                why="the end is fixed at the first start",
                 what_to_do="give that end again, or start a new job with a new job_dir",
             )
         self.__dict__["_ends"] = from_json(recorded["offsets"])
@@ -531,7 +526,6 @@ class KafkaSource(KafkaInput):
                 f"the source '{uid}' follows an upstream job, and has with_watermark_alignment()",
                 why="a partition that is held back would never reach the barrier for which the others wait",
                 what_to_do="leave out with_watermark_alignment() or aligned_with",
-                uid=uid,
             )
 
     def group_offsets(self, position: LoggedOffsets) -> GroupOffsets | None:

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -31,13 +31,13 @@ from flinkish_spark.connectors.kafka.metadata import (
 )
 from flinkish_spark.connectors.kafka.offset_ranges import to_json
 from flinkish_spark.connectors.kafka.offsets import (
+    SOURCE_ADVICE,
     KafkaEnd,
     KafkaStart,
     StartingOffsets,
     TopicSelection,
-    check_ending,
-    check_starting_offsets,
     find_offsets_by_time,
+    name_group,
 )
 from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.rates import RateLimit
@@ -46,12 +46,12 @@ from flinkish_spark.contracts.format import Changes, Format
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.formats import OnTombstone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.validation import instance_of, raise_config_errors, unusable, values_by_name
+from flinkish_spark.core.validation import values_by_name
 from flinkish_spark.protocol.ids import Place
-from flinkish_spark.protocol.limits import check_whole
 from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.schemas import PREFIX, output_schema
@@ -135,6 +135,12 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
     #: Whether rows have the record's timestamp as event time.
     _has_own_time: bool = False
 
+    @check_arguments(
+        "schema",
+        value='give Json("field TYPE, ..."), or leave it out and name fields with schema=',
+        starting_at_ms="give milliseconds since 1970",
+        **SOURCE_ADVICE,
+    )
     def __init__(
         self,
         bootstrap_servers: str,
@@ -149,14 +155,12 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         key_fields_prefix: str = "",
         tombstones: OnTombstone | None = None,
         starting_offsets: StartingOffsets | KafkaStart = StartingOffsets.EARLIEST,
-        starting_at_ms: int = 0,
+        starting_at_ms: Annotated[int, Range(0, (1 << 63) - 1)] = 0,
         ending: KafkaEnd | None = None,
         group_id: str = "",
         options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
-        with raise_config_errors("give milliseconds since 1970"):
-            check_whole("starting_at_ms", starting_at_ms, least=0, most=(1 << 63) - 1)
         self.connection = KafkaConnection(
             bootstrap_servers,
             values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
@@ -168,13 +172,10 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
                 "metadata is asked for, and nothing is decoded",
                 what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
             )
-        decoding = None
-        if isinstance(value, Format | Changes | None):
-            decoding = make_decoding(value, names, key, key_fields_prefix, tombstones)
+        self.decoding = decoding = make_decoding(value, names, key, key_fields_prefix, tombstones)
         if value is not None and decoding is None:
-            to_do = 'give Json("field TYPE, ..."), or leave it out and name fields with schema='
-            raise unusable("value", value, wanted="a format, such as Json(...)", what_to_do=to_do)
-        self.decoding = decoding
+            to_do = "leave it out, and name fields with schema="
+            raise ConfigError("value is Raw, and nothing is decoded", what_to_do=to_do)
         if decoding is not None:
             more = [_FOR_METADATA[name] for name in names if name in _FOR_METADATA]
             schema = T.StructType([*_DECODED, *dict.fromkeys(more)])
@@ -185,15 +186,15 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
                     f"a Kafka record has no field '{field.name}' of type {field.dataType.simpleString()}",
                     what_to_do=f"choose among {', '.join(_FIELDS)}; key and value as BINARY or STRING",
                 )
-        self.group_id = instance_of("group_id", group_id, str, what_to_do="give a name, or leave it out")
+        self.group_id = group_id
         self.rate = RateLimit() if rate is None else rate
-        self._from_ms, self._begin = starting_at_ms, check_starting_offsets(starting_offsets, self.group_id)
+        self._from_ms, self._begin = starting_at_ms, name_group(starting_offsets, group_id)
         if starting_at_ms and self._begin is not StartingOffsets.EARLIEST:
             raise ConfigError(
                 "starting_at_ms and starting_offsets are set for one source",
                 what_to_do="leave one of them out",
             )
-        self._ending = check_ending(ending)
+        self._ending = ending
         self._partitions: list[str] = []
         self._looked_at = float("-inf")
 

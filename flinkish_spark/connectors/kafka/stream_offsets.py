@@ -111,7 +111,6 @@ def _check_same_places(places: frozenset[Place], given: Mapping[Place, int], opt
         raise ConfigError(
             f"the option '{option}' and the partitions that are read differ: {odd[0]}-{odd[1]} {state}",
             what_to_do="name every partition: -2 stands for the first offset, -1 for the end",
-            option=option,
         )
 
 

@@ -77,14 +77,13 @@ def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None
     for name in sorted(options):
         if name.lower() in _REFUSED:
             what_to_do = _REFUSED[name.lower()]
-            raise ConfigError(f"the option '{name}' cannot be set", what_to_do=what_to_do, option=name)
+            raise ConfigError(f"the option '{name}' cannot be set", what_to_do=what_to_do)
         if name.lower() in spelled or name.lower().startswith(_KAFKA):
             continue
         raise ConfigError(
             f"the Kafka {what} has no option '{name}'",
             what_to_do=closest(name, spelled.values())
             or f"choose from {', '.join(sorted(set(known)))}, and kafka.<client option>",
-            option=name,
         )
 
 
@@ -100,7 +99,6 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
         raise ConfigError(
             "the option 'kafka.bootstrap.servers' is missing",
             what_to_do='add .option("kafka.bootstrap.servers", "host:port,host:port")',
-            option="kafka.bootstrap.servers",
         )
     connection = {name: value for name, value in under.items() if is_connection_option(name)}
     # The request timeout is a setting of both the connection and the client.
@@ -109,7 +107,7 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
 
 
 def make_option_error(name: str, text: str, what_to_do: str) -> ConfigError:
-    return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do, option=name)
+    return ConfigError(f"the option '{name}' is {text!r}", what_to_do=what_to_do)
 
 
 class OptionReader:

@@ -136,7 +136,7 @@ class Own(BucketAssigner):
     ("assigner", "error", "message"),
     [
         (Own(lambda: 1 / 0), UserFunctionError, r"columns\(\) of the Own of sink 'contract' failed.*Zero"),
-        (Own(dict), SchemaError, "folder 'first' of sink 'contract' has no column"),
+        (Own(dict), SchemaError, "folder 'first' of sink 'contract' is a column"),
         (Own(lambda: {"first": 5}), SchemaError, "do not fit its stream"),
         (Own(lambda: {"amount": F.lit(5)}, "amount"), SchemaError, "so has a field of its stream"),
         (Own(lambda: {"first": F.array(F.lit(5))}), SchemaError, r"array<int> cannot be part"),

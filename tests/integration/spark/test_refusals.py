@@ -327,7 +327,7 @@ def test_an_operator_whose_state_would_mean_something_else(spark, copy) -> None:
 
 @pytest.mark.parametrize("groups", [0, -1, 100_000, True])
 def test_a_max_parallelism_that_cannot_be(spark, job_dir, tmp_path, groups) -> None:
-    with pytest.raises(ConfigError, match="key groups"):
+    with pytest.raises(ConfigError, match="max_parallelism is"):
         totals_job(spark, job_dir, tmp_path / "table", max_parallelism=groups)
 
 

@@ -26,7 +26,7 @@ from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.matcher import Matcher
 from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
-from flinkish_spark.core.errors import ConfigError, GraphError, PatternError, SchemaError
+from flinkish_spark.core.errors import ConfigError, PatternError, SchemaError
 from flinkish_spark.operators.process import TimerError
 from flinkish_spark.state.evolution import StateMismatch
 from flinkish_spark.testing import ProgramHarness
@@ -564,10 +564,10 @@ def test_partial_matches_of_another_automaton_are_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("wrong", "error"),
     [
-        (lambda s: CEP.pattern(s.key_by("key"), "a"), PatternError),
+        (lambda s: CEP.pattern(s.key_by("key"), "a"), ConfigError),
         (lambda s: CEP.patterns(s.key_by("key"), {}), ConfigError),
-        (lambda s: CEP.patterns(s.key_by("key"), {1: of_names("a")}), PatternError),
-        (lambda s: CEP.pattern("events", of_names("a")), GraphError),
+        (lambda s: CEP.patterns(s.key_by("key"), {1: of_names("a")}), ConfigError),
+        (lambda s: CEP.pattern("events", of_names("a")), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a").next("a")), PatternError),
         (lambda s: CEP.pattern(s, of_names("a"), lambda one: 0), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a")).process(Show, output=OUTPUT, uid="u"), ConfigError),
@@ -575,8 +575,8 @@ def test_partial_matches_of_another_automaton_are_refused_by_name() -> None:
         (lambda s: CEP.pattern(s, of_names("a")).select(None, output="n INT", uid="u"), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a")).side_output_late_data("late"), ConfigError),
         (lambda s: CEP.pattern(s, of_names("a")).limit_open_matches(5), ConfigError),
-        (lambda s: OpenMatches(0), PatternError),
-        (lambda s: OpenMatches(1, "FAIL"), PatternError),
+        (lambda s: OpenMatches(0), ConfigError),
+        (lambda s: OpenMatches(1, "FAIL"), ConfigError),
     ],
 )
 def test_what_cannot_be_is_refused_at_the_call(wrong: Any, error: type[Exception]) -> None:

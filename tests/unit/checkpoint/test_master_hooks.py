@@ -51,14 +51,6 @@ def test_a_name_that_cannot_be_used_is_refused(name) -> None:
         MasterHooks([RecordedHook(name)])
 
 
-def test_only_hooks_are_taken() -> None:
-    with pytest.raises(ConfigError, match="a str is no MasterHook"):
-        MasterHooks(["catalog"])  # type: ignore[list-item]
-
-
-# -- trigger --------------------------------------------------------------------------------------------
-
-
 def test_every_hook_is_called_at_a_trigger_in_its_order() -> None:
     """Behaviours 40, 80: nothing to remember is an answer too."""
     order = []

@@ -76,7 +76,7 @@ def test_metadata_is_asked_for_by_name() -> None:
     source = KafkaSource("b:9092", ["in"], value=Raw(), metadata=["offset", "topic", "offset"])
     assert source.metadata == ("offset", "topic") and KafkaSource("b:9092", ["in"]).metadata == ()
     for wrong in ("offset", ["offsets"], [None], None, 5, {"offset"}):
-        with pytest.raises(ConfigError, match="topic, partition, offset, timestamp"):
+        with pytest.raises(ConfigError, match="metadata is"):
             KafkaSource("b:9092", ["in"], metadata=wrong)  # type: ignore[arg-type]
     with pytest.raises(SchemaError, match="'_offset'"):
         KafkaSource("b:9092", ["in"], value=Json("_Offset LONG"), metadata=["offset"])

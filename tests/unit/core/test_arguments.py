@@ -92,7 +92,10 @@ def test_what_is_left_out_has_its_default() -> None:
             )
             for one in (0, *(number for number in NUMBERS if number is not None))
         ),
-        *(("max_parallelism", one, "key groups") for one in (True, None, 0, 1.0, "128", 32_769)),
+        *(
+            ("max_parallelism", one, "a whole number from 1 to 32768")
+            for one in (True, None, 0, 1.0, "128", 32_769)
+        ),
         *(("spark", one, "a SparkSession") for one in (None, "spark", SparkSession.builder, SparkSession)),
         *(("job", one, "str") for one in (None, 5, True, b"orders")),
         *(("job_dir", one, "str") for one in (None, 5, b"/jobs/a")),
@@ -101,10 +104,10 @@ def test_what_is_left_out_has_its_default() -> None:
 def test_an_environment_refuses_what_it_cannot_use(argument, value, wanted) -> None:
     error = refused(lambda: environment(**{argument: value}))
     wanted = OF_TEXT if argument.endswith("_ms") and isinstance(value, str) else wanted
-    assert error.what.startswith(f"{argument} is {value!r}") and wanted in error.why
-    if argument != "max_parallelism":
-        assert f"({type(value).__name__})" in error.what
-        assert error.facts == {"setting": argument, "value": value}
+    assert wanted in error.why and error.facts["setting"] == argument
+    if not isinstance(value, dict | list):
+        # These may have secrets in them.
+        assert error.what == f"{argument} is {value!r} ({type(value).__name__})"
 
 
 @pytest.mark.parametrize("value", ["", "a/b", "..", "a" * 129])
@@ -120,7 +123,7 @@ def test_a_job_dir_is_an_absolute_path(value) -> None:
 
 def test_a_path_in_place_of_restore_settings_is_told_what_to_write() -> None:
     error = refused(lambda: environment(restore="/savepoints/7"))
-    assert 'RestoreSettings("/savepoints/7")' in error.what_to_do
+    assert 'RestoreSettings("/absolute/path")' in error.what_to_do
 
 
 def test_a_strategy_of_one_s_own_needs_only_decide() -> None:
@@ -214,7 +217,7 @@ def stream():
     ],
 )
 def test_a_stream_refuses_what_it_cannot_use(call) -> None:
-    with pytest.raises(GraphError) as caught:
+    with pytest.raises((ConfigError, GraphError)) as caught:
         call()
     assert caught.value.what
 

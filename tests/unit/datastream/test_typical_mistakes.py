@@ -151,7 +151,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a sink that is none": (
         lambda: run(lambda orders: orders.sink_to("out", uid="out")),  # type: ignore[arg-type]
-        f"{OF_OURS}GraphError: sink_to() got a str. It takes an instance of a sink. To do: give it a "
+        f"{OF_OURS}ConfigError: sink is 'out' (str). It must be an instance of Sink. To do: give a "
         "KafkaSink(...) or a DeltaSink(...).",
     ),
     "a relative path of a table": (

@@ -147,7 +147,7 @@ def test_two_of_one_name_are_refused(dependencies: Dependencies, tmp_path: Path)
         ("file:///missing/there", "is not at /missing/there"),
         ("x" * 5000, "is not at"),
         ("", "the path of the cached file 'a' is ''"),
-        (None, "the path of the cached file 'a' is None"),
+        (None, "file_path is None"),
         ("a\0b", "the path of"),
         ("https://there/model", "at a URL of https.*download it"),
         ("ftp://there/model", "at a URL of ftp"),
@@ -159,7 +159,7 @@ def test_a_file_that_cannot_be_is_refused(dependencies: Dependencies, place: Any
         dependencies.register_cached_file(place, "a", False)
     assert "hidden" not in str(raised.value)
     assert not dependencies.cached_files
-    with pytest.raises(ConfigError, match="executable is 'yes'"):
+    with pytest.raises(ConfigError, match=r"executable is 'yes'|file_path is None"):
         dependencies.register_cached_file(place, "a", "yes")  # type: ignore[arg-type]
 
 

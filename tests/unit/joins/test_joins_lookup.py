@@ -375,7 +375,7 @@ def test_a_lookup_join_over_sqlite(database) -> None:
     ("wrong", "message"),
     [
         ({"join_type": JoinType.RIGHT}, "cannot be a RIGHT join"),
-        ({"key_of": "k"}, "a function of an element"),
+        ({"key_of": "k"}, "called with one argument"),
         ({"table": Table}, "subclass of LookupTable"),
         ({"cache": 100}, "give a LookupCache"),
         ({"keys_per_call": 0}, "keys_per_call is 0"),

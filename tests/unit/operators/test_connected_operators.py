@@ -133,5 +133,5 @@ def test_a_timer_without_on_timer_says_so() -> None:
     one = OperatorHarness(KeyedProcessOperator(Silent()), key=lambda e: e, key_type="STRING")
     one.push("a", 0, source=1)
     one.push("a", 0)
-    with pytest.raises(Exception, match=r"Silent registered a timer for 5 but has no on_timer"):
+    with pytest.raises(Exception, match=r"Silent has a timer for 5 and no on_timer"):
         one.watermark(5)

@@ -128,7 +128,7 @@ def test_who_leaves_a_uid_out_is_warned_where_he_does() -> None:
     assert [Path(one.filename).name for one in found] == [Path(__file__).name]
     with pytest.warns(UserWarning, match="process has no uid"):
         made = total(stream, None)
-    with pytest.warns(UserWarning, match="process with state has no uid"), pytest.raises(GraphError):
+    with pytest.raises(ConfigError, match="function is None"):
         stream.process_with_state(None)  # type: ignore[arg-type]
     with pytest.warns(UserWarning, match="sink has no uid"):
         made.sink_to(MemorySink("any"))

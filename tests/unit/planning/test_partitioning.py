@@ -20,8 +20,6 @@ from flinkish_spark.planning.partitioning import (
     Rebalance,
     Rescale,
     check_is_shuffle_partitions,
-    check_optional_parallelism,
-    check_parallelism,
     is_partitioning,
     make_custom_partitioning,
 )
@@ -189,10 +187,10 @@ def test_a_partitioner_that_cannot_travel_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.0, "2", 32_769])
 def test_a_number_of_tasks_is_a_whole_number(value: Any) -> None:
-    with pytest.raises(ConfigError, match=r"rebalance\(\) got"):
-        check_parallelism("rebalance", value)
-    assert check_optional_parallelism("rebalance", None) is None
-    assert check_parallelism("rebalance", 32_768) == 32_768
+    for kind in (Rebalance, Rescale):
+        with pytest.raises(ConfigError, match=r"parallelism is .* It must be a whole number from 1 to 32768"):
+            kind(value)
+        assert kind(None).parallelism is None and kind(32_768).parallelism == 32_768
 
 
 def test_keyed_operators_have_the_tasks_that_spark_has() -> None:

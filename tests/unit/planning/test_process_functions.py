@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import MapFunction, OutputTag
-from flinkish_spark.core.errors import GraphError, SchemaError
+from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.micro_batch import MicroBatch
 from flinkish_spark.functions.stream import ProcessFunction
 from flinkish_spark.planning.transforms import make_filter, make_map, make_process
@@ -109,7 +109,7 @@ def test_a_function_of_another_kind_is_refused() -> None:
             yield value
 
     for wrong in (5, Split, lambda value, ctx: (), MapFunction):
-        with pytest.raises(GraphError, match=r"process\(\) got .* call key_by"):
+        with pytest.raises(ConfigError, match=r"function is .* call key_by"):
             make_process(wrong, "text STRING", None)
     with pytest.raises(SchemaError, match="no hint"):
         make_process(NoHint(), None, None)

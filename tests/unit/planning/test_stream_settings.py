@@ -87,7 +87,7 @@ def test_sources_and_keyed_operators_have_a_name_beside_their_uid(orders: DataSt
         assert stream.name("nice") is stream
     assert "nice" not in totals._environment.graph.names.values()
     for wrong in ("", None, 5):
-        with pytest.raises(GraphError, match=r"name\(\) got"):
+        with pytest.raises((ConfigError, GraphError), match="name"):
             orders.name(wrong)  # type: ignore[arg-type]
 
 
@@ -229,7 +229,7 @@ def test_what_has_no_tasks_of_its_own_says_what_to_call(orders: DataStream) -> N
         with pytest.raises(GraphError, match=r"rebalance\(8\)"):
             stream.set_parallelism(8)
     for wrong in (None, 0, True, "4", 2.0):
-        with pytest.raises(ConfigError, match="number of tasks"):
+        with pytest.raises(ConfigError, match="a whole number from 1 to 32768"):
             orders.map(Upper(), output="user STRING").set_parallelism(wrong)  # type: ignore[arg-type]
 
 
@@ -238,7 +238,7 @@ def test_the_parallelism_of_a_job_is_sparks(monkeypatch: pytest.MonkeyPatch) -> 
     assert env.set_parallelism(4) is env
     with pytest.raises(ConfigError, match="the job 'orders' cannot be 8"):
         env.set_parallelism(8)
-    with pytest.raises(ConfigError, match="number of tasks"):
+    with pytest.raises(ConfigError, match="a whole number from 1 to 32768"):
         env.set_parallelism(None)  # type: ignore[arg-type]
     # The setting may change between the call and the start.
     env.spark.conf["spark.sql.shuffle.partitions"] = "8"  # type: ignore[index]
@@ -279,7 +279,7 @@ def test_each_redistribution_is_a_node_of_its_own(orders: DataStream) -> None:
     moved = orders.partition_custom(lambda key, tasks: 0, "user", 5)
     assert function_of(moved).parallelism == 5
     for method in ("rebalance", "shuffle", "rescale"):
-        with pytest.raises(ConfigError, match=rf"{method}\(\) got 0"):
+        with pytest.raises(ConfigError, match="parallelism is 0"):
             getattr(orders, method)(0)
 
 
@@ -336,7 +336,7 @@ def test_a_process_function_without_a_key_has_side_outputs(orders: DataStream) -
     assert refused._node.parent is orders._node  # type: ignore[union-attr]
     with pytest.raises(GraphError, match="no process"):
         orders.get_side_output(REFUSED)
-    with pytest.raises(GraphError, match="OutputTag"):
+    with pytest.raises(ConfigError, match="OutputTag"):
         words.get_side_output("refused")  # type: ignore[arg-type]
     with pytest.raises(FlinkishError, match="the output of 'split/bad'"):
         words.get_side_output(OutputTag("bad", "LONGS"))
@@ -359,7 +359,7 @@ def test_a_strategy_with_the_source_is_one_right_behind_it() -> None:
 
 def test_a_strategy_that_cannot_be_used_leaves_no_source_behind() -> None:
     env = environment()
-    with pytest.raises(GraphError, match=r"from_source\(\) got a int as its watermark strategy"):
+    with pytest.raises(ConfigError, match="watermark_strategy is 5"):
         env.from_source(Nowhere(), 5, uid="orders")  # type: ignore[arg-type]
     lock = threading.Lock()
     with pytest.raises(UserFunctionError, match="watermark strategy 'orders'"):
@@ -369,5 +369,5 @@ def test_a_strategy_that_cannot_be_used_leaves_no_source_behind() -> None:
 
 
 def test_sinks_still_come_last(orders: DataStream) -> None:
-    with pytest.raises(GraphError, match="It takes an instance of a sink"):
+    with pytest.raises(ConfigError, match="It must be an instance of Sink"):
         orders.rebalance().sink_to(Sink, uid="out")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark import WatermarkStrategy
 from flinkish_spark.contracts.source import Source, SourceNode
-from flinkish_spark.core.errors import GraphError, UserFunctionError
+from flinkish_spark.core.errors import ConfigError, GraphError, UserFunctionError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.job.preflight import check_alignment
 from flinkish_spark.planning.logical_plan import LogicalPlan
@@ -136,7 +136,7 @@ def test_times_are_given_in_front_of_the_keys(program: Program) -> None:
     keyed = program.keyed(program.source("orders"), "sums")
     with pytest.raises(GraphError, match="after a keyed operator"):
         keyed.assign_timestamps_and_watermarks(FIRST)
-    with pytest.raises(GraphError, match="got a str"):
+    with pytest.raises(ConfigError, match="strategy is '5 s'"):
         program.source("clicks").assign_timestamps_and_watermarks("5 s")  # type: ignore[arg-type]
 
 

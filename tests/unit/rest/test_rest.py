@@ -296,7 +296,7 @@ def test_a_job_that_runs_is_told_to_go_back(server: UiServer, job: ShownJob) -> 
 def test_what_a_request_brings_is_checked(server: UiServer, job: ShownJob) -> None:
     base = f"/jobs/{job.uuid}/savepoints"
     for body, said in (
-        ({}, "names no target directory"),
+        ({}, "names no directory"),
         ({"target-directory": "relative/path"}, "relative/path"),
         ({"target-directory": 7}, "must be a text"),
         ({"target-directory": "/s", "cancel-job": True}, "cannot cancel"),

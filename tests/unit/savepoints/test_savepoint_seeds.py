@@ -612,5 +612,5 @@ def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:
     check(3, Topic())
     with pytest.raises(UserError, match="2 shuffle partitions and cannot change to 3") as caught:
         check(3, Frame())
-    assert caught.value.facts["uid"] == "ticks"
+    assert "its source 'ticks' is a DataFrame" in caught.value.why
     assert sorted(root.rglob("*")) == before

@@ -341,7 +341,7 @@ def test_columns_that_do_not_fit_a_state_are_refused(descriptor, columns, says) 
 
 def test_a_state_with_a_function_of_its_own_takes_no_columns() -> None:
     descriptor = ReducingStateDescriptor("sum", lambda first, second: first + second, "LONG")
-    with pytest.raises(ConfigError, match="its own function"):
+    with pytest.raises(ConfigError, match="cannot be filled from columns"):
         bootstrap_function([(descriptor, "n")], parse_ddl("n LONG"), "totals")
 
 

@@ -20,7 +20,7 @@ from flinkish_spark import (
 from flinkish_spark.connectors.plain_formats import parse_fields
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.joins import JoinType
-from flinkish_spark.joins.spec import check_element_ddl
+from flinkish_spark.joins.spec import IntervalJoin
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.types.ddl import DdlError, ddl_of, is_field_list, parse_ddl
 from flinkish_spark.types.rows import ElementType
@@ -212,7 +212,7 @@ def test_not_null_is_refused_where_it_would_not_be_true() -> None:
         with pytest.raises(SchemaError, match="'a' is NOT NULL, but a field that is declared later"):
             ValueStateDescriptor("s", text)
         with pytest.raises(ConfigError, match="'a' is NOT NULL, which counts in what a function emits"):
-            check_element_ddl("left", text)
+            IntervalJoin(text, "INT", 0, 0)
     with pytest.raises(SchemaError, match="'a' is NOT NULL"):
         parse_fields("a LONG NOT NULL")
     # A frame's schema says it by the way.

@@ -106,7 +106,7 @@ def test_settings_that_are_out_of_range_are_refused(make) -> None:
 
 
 def test_a_session_gap_of_an_element_that_is_out_of_range_is_refused() -> None:
-    with pytest.raises(ValueError, match="session gap must be a positive number of milliseconds, not 0"):
+    with pytest.raises(ValueError, match="gap must be a positive number of milliseconds, not 0"):
         DynamicEventTimeSessionWindows(lambda e: 0).assign_windows("e", 1, 1)
 
 

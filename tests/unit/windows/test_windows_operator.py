@@ -134,7 +134,7 @@ def test_states_that_cannot_be_are_refused() -> None:
     one = Restoring(WindowSpec(GlobalWindows(), CountTrigger(1)), ProcessWindow(Undeclared()))
     with pytest.raises(ElementError, match=r"'unknown', which its open\(\) did not declare"):
         one.push((1, 1))
-    with pytest.raises(ValueError, match="both as a state of the key and of the window"):
+    with pytest.raises(ValueError, match="as a state of the key and of the window"):
         Restoring(WindowSpec(GlobalWindows()), ProcessWindow(Twice()))
     with pytest.raises(ValueError, match="use global_state"):
         Restoring(WindowSpec(EventTimeSessionWindows(5)), ProcessWindow(Visits()))

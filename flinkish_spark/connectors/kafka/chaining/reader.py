@@ -184,7 +184,6 @@ def _check_writers(
                 why="a source can follow the checkpoints of one upstream job only",
                 what_to_do="name one of them: UpstreamJob(job=...) with the uuid in its job.json; "
                 "if the upstream job was replaced, name the new job",
-                topic=place[0],
             )
         if mark.checkpoint == passed:
             raise ConfigError(
@@ -193,6 +192,5 @@ def _check_writers(
                 why="records of the checkpoint may follow the first barrier record",
                 what_to_do="find the sinks of the upstream job that write this topic, and give "
                 "barriers=BarrierRecords.EACH_CHECKPOINT only to the last one",
-                topic=place[0],
             )
         job, passed = mark.job, mark.checkpoint

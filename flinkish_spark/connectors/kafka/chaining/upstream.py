@@ -102,7 +102,6 @@ class UpstreamJob(StoredObject):
                 why="an unaligned checkpoint is taken before its last barrier records are read, which "
                 "compaction may remove",
                 what_to_do="use AlignmentMode.ALIGNED, or a topic with cleanup.policy=delete",
-                topic=compacted,
             )
 
 

@@ -115,7 +115,6 @@ class TopicPattern:
                 f"the topic pattern {text!r} cannot be used",
                 why=f"Python reads it otherwise than Java, or not at all: {wrong}",
                 what_to_do="write it with what both know, such as [a-z], \\d, ., *, +, ?, | and ( )",
-                pattern=text,
             ) from wrong
 
     def matches(self, topic: str) -> bool:
@@ -210,7 +209,6 @@ class KafkaAdmin(WireClient):
                 raise ConfigError(
                     f"Kafka topic {name!r} exists already",
                     what_to_do="take another name, or use the topic as it is",
-                    topic=name,
                 ) from exists
 
         self._wire.call(f"create topic {name}", create)
@@ -233,7 +231,6 @@ class KafkaAdmin(WireClient):
                 raise ConfigError(
                     f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
                     what_to_do="give a time from 1970 on",
-                    topic=topic,
                     partition=partition,
                 )
         found = self._offsets(timestamps_ms, isolation)
@@ -406,7 +403,6 @@ def make_unknown_topic_error(topic: str, servers: str, *, of: str = "") -> Graph
         f"the topic '{topic}' {f'of {of} ' if of else ''}does not exist",
         why=f"the brokers at {servers} do not know it",
         what_to_do="create it, or correct its name",
-        topic=topic,
     )
 
 
@@ -418,7 +414,6 @@ def check_dead_letter_topics(found: Mapping[str, TopicInfo], topics: Sequence[st
                 f"the dead-letter topic '{topic}' of {of} is compacted",
                 why="it keeps only the last dead letter of each key, and refuses a dead letter without a key",
                 what_to_do="use a topic with cleanup.policy=delete",
-                topic=topic,
             )
 
 

@@ -154,9 +154,7 @@ def _cast(what: str, column: Any, kind: Any, is_refused: Any) -> Any:
             return column.cast(kind)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         refused = True
-    raise SchemaError(
-        f"{what} of a Kafka record must be {kind}, not {column.type}", what_to_do="cast the column"
-    )
+    raise SchemaError(f"{what} of a Kafka record must be {kind}, not {column.type}", what_to_do="cast it")
 
 
 #: Bytes kept of a value that is too large, and longest header that this package writes.

@@ -260,18 +260,14 @@ def _encode_header_lists(headers: Column, records: int) -> Any:
 
 def _check_rows(column: Any, records: int, what: str) -> None:
     if len(column) != records:
-        raise SchemaError(
-            f"{records} keys came with {len(column)} {what}", what_to_do="give columns of equal length"
-        )
+        raise SchemaError(f"{records} keys came with {len(column)} {what}", what_to_do="give as many")
 
 
 def _header_entries(names: Any, values: Any) -> Any:
     """Encode each header: its name and its value, each after its length."""
     names, values = binary(names), binary(values)
     if names.null_count:
-        raise BadRecordError(
-            "A Kafka header needs a name, and one is null", what_to_do="leave headers without a name out"
-        )
+        raise BadRecordError("A Kafka header needs a name, and one is null", what_to_do="leave it out")
     coded = [_varints(_Numbers.of(lengths(column))) for column in (names, values)]
     return join_bytes(coded[0], names, coded[1], values)
 
@@ -291,7 +287,7 @@ def _encode_bodies(
     times = np.broadcast_to(np.asarray(times, np.int64), records)
     if records and times.min() < 0:
         raise BadRecordError(
-            f"A timestamp of {times.min()} ms lies before 1970", what_to_do="give times from 1970 on"
+            f"A timestamp of {times.min()} ms lies before 1970", what_to_do="give later ones"
         )
     blocks = _header_blocks(headers, records)
     key_lengths, key_sizes = _encode_lengths(keys)
@@ -596,9 +592,7 @@ def batches(data: bytes | memoryview) -> Iterator[RawBatch]:
                 magic=magic,
             )
         if length < BATCH_OVERHEAD - LENGTH_END:
-            raise _make_corrupt_error(
-                base_offset, f"its length of {length} bytes does not even hold its header"
-            )
+            raise _make_corrupt_error(base_offset, f"its length of {length} bytes does not hold its header")
         end = position + LENGTH_END + length
         if end > len(view):
             return

@@ -165,9 +165,7 @@ for _internal in (
     "_list_group_offsets_requests",
 ):
     if not hasattr(KafkaAdminClient, _internal):
-        raise EnvironmentFault(
-            _WRONG_CLIENT, why=f"KafkaAdminClient.{_internal} is missing", what_to_do=_INSTALL
-        )
+        raise EnvironmentFault(_WRONG_CLIENT, why=f"KafkaAdminClient has no {_internal}", what_to_do=_INSTALL)
 _CLOCK = SystemClock()
 _REFUSALS = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
 #: Error -> the missing right; READ and WRITE include DESCRIBE.

@@ -45,7 +45,6 @@ def require_codec(codec: Codec) -> None:
         raise EnvironmentFault(
             f"the installed pyarrow cannot compress with {codec.name.lower()}",
             what_to_do="install pyarrow from PyPI, whose wheels have every codec, or choose another one",
-            codec=codec.name.lower(),
         )
 
 

@@ -113,9 +113,7 @@ def _load_trusted(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
             context.load_default_certs()
     except (OSError, ValueError) as unreadable:
         name = "ssl.truststore.certificates" if location is None else "ssl.truststore.location"
-        raise make_option_error(
-            name, _describe_error(unreadable, location), "give certificates in PEM"
-        ) from None
+        raise make_option_error(name, _describe_error(unreadable, location), "give it in PEM") from None
 
 
 def _load_identity(context: ssl.SSLContext, options: Mapping[str, str]) -> None:
@@ -294,9 +292,7 @@ class KafkaConnection:
         for name in sorted(left.keys() & _MILLISECONDS.keys()):
             text = left.pop(name)
             if not text.isdecimal():
-                raise make_option_error(
-                    name, f"it is {text!r}, and no whole number", "give whole milliseconds"
-                )
+                raise make_option_error(name, f"it is {text!r}, no whole number", "give whole milliseconds")
             arguments[_MILLISECONDS[name]] = int(text)
         arguments.update(_take_sasl(left, str(arguments.get("security_protocol", ""))))
         if (context := take_tls(left)) is not None:
@@ -345,9 +341,7 @@ def _check_servers(servers: object) -> tuple[str, ...]:
     entries = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(entries, (list, tuple)) or not entries:
         raise ConfigError(
-            "bootstrap_servers must be 'host:port' or a list of them",
-            what_to_do='write "host:9092"',
-            option="bootstrap_servers",
+            "bootstrap_servers must be 'host:port' or a list of them", what_to_do='write "host:9092"'
         )
     checked = []
     for entry in entries:
@@ -357,7 +351,6 @@ def _check_servers(servers: object) -> tuple[str, ...]:
             raise ConfigError(
                 f"bootstrap server {entry!r} cannot be used",
                 what_to_do="write it as host:port, with a port from 1 to 65535",
-                option="bootstrap_servers",
             )
         checked.append(server)
     return tuple(checked)
@@ -375,9 +368,7 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)
         if not isinstance(value, str):
-            raise make_option_error(
-                bare, f"it must be a string, not {type(value).__name__}", "write it as text"
-            )
+            raise make_option_error(bare, f"it must be text, not {type(value).__name__}", "write it as text")
         if bare == "bootstrap.servers":
             raise make_option_error(bare, "it is given twice", "use bootstrap_servers only")
         if bare not in CONNECTION_OPTIONS:
@@ -404,7 +395,7 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
     if mechanism is None:
         if wanted or jaas is not None:
             raise make_option_error(
-                "sasl.mechanism", "its default GSSAPI is not supported", what_to_do, missing=True
+                "sasl.mechanism", "GSSAPI, its default, is not known", what_to_do, missing=True
             )
         return {}
     if mechanism not in _SASL_MODULES:

@@ -75,9 +75,7 @@ def take_token_source(
         )
     kind = urllib.parse.urlsplit(url).scheme.lower()
     if kind not in ("http", "https", "file"):
-        raise make_option_error(
-            _URL, "it says where tokens come from", "give an https or file URL", missing=not url
-        )
+        raise make_option_error(_URL, "tokens come from there", "give an https or file URL", missing=not url)
     if jaas is None or (kind != "file" and not (jaas.get("clientId") and jaas.get("clientSecret"))):
         module = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
         raise make_option_error(
@@ -87,9 +85,7 @@ def take_token_source(
         )
     timeout = given.get(_READ_TIMEOUT, str(_DEFAULT_READ_TIMEOUT_MS))
     if not timeout.isdecimal() or int(timeout) == 0:
-        raise make_option_error(
-            _READ_TIMEOUT, "it is no number of milliseconds above 0", "give a whole number"
-        )
+        raise make_option_error(_READ_TIMEOUT, "it is no number of ms above 0", "give a whole number")
     extensions = {
         name.removeprefix(_EXTENSION): value for name, value in jaas.items() if name.startswith(_EXTENSION)
     }
@@ -115,7 +111,6 @@ def make_option_error(option: str, why: str, what_to_do: str, *, missing: bool =
         f"Kafka option {option!r} {'is missing' if missing else 'cannot be used'}",
         why=why,
         what_to_do=what_to_do,
-        option=option,
     )
 
 

@@ -86,10 +86,8 @@ class ReaderSettings:
             if bare not in READER_OPTIONS:
                 raise ConfigError(
                     f"Kafka option {option!r} cannot be used",
-                    why="the reader of the source does not know it",
                     what_to_do=closest(bare, READER_OPTIONS | HARMLESS_OPTIONS)
                     or f"remove it; known are {', '.join(sorted(READER_OPTIONS))}",
-                    option=bare,
                 )
             name, parse = _READER_SETTINGS[bare]
             given[name] = parse(option, text)
@@ -149,7 +147,6 @@ def _make_setting_error(name: str, wanted: str) -> ConfigError:
     return ConfigError(
         f"the Kafka setting '{name}' must be {wanted}",
         what_to_do="give such a value, or leave it out for the default",
-        setting=name,
     )
 
 
@@ -246,10 +243,8 @@ class ProducerSettings:
             if name not in _KNOWN:
                 raise ConfigError(
                     f"the producer setting '{given}' is not known",
-                    why="records are written from Python, without Kafka's Java producer",
                     what_to_do=closest(name, PRODUCER_SETTINGS)
                     or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
-                    setting=given,
                 )
             attribute, parse = _KNOWN[name]
             result = parse(name, value)
@@ -260,7 +255,6 @@ class ProducerSettings:
                 "the producer setting 'acks' must be all",
                 why="a record that only the leader has can be lost after its task was done",
                 what_to_do="leave it out",
-                setting="acks",
             )
         return cls(**parsed)
 

@@ -55,7 +55,7 @@ HOUR_MS = 3_600_000
         ({"format": "parquet"}, "format is 'parquet'"),
         ({"options": {"maxRecordsPerFile": "5"}}, "give the rolling policy a part_bytes"),
         ({"options": {"Path": "/x"}}, "option 'Path' cannot be used"),
-        ({"options": {"compression": 5}}, "Options are strings"),
+        ({"options": {"compression": 5}}, "a text for each"),
         (
             {"options": {"compresion": "zstd"}},
             "a file sink with parquet does not take the option 'compresion'.*compression",
@@ -220,7 +220,7 @@ def test_fields_that_a_format_cannot_hold_are_refused(kind, schema, left_out, me
 @pytest.mark.parametrize(
     ("assigner", "message"),
     [
-        (ColumnBuckets("country"), "which its stream does not have"),
+        (ColumnBuckets("country"), "that its stream does not have"),
         (ColumnBuckets("tags"), "cannot be part of a folder's name"),
         (DateTimeBuckets(column="name"), "which is string"),
         (DateTimeBuckets(column="nothing"), "which is missing"),

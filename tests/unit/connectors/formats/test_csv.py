@@ -48,8 +48,8 @@ def test_times_of_a_line_are_of_the_session_s_zone() -> None:
     [
         (b"x", "the line has 1 values, and there are 4 fields"),
         (b"x,1,1,1,", "the line has 5 values, and there are 4 fields"),
-        (b'"x,1,1,1', "value 1 has an unclosed quote, or text after the closing one"),
-        (b'"x"y,1,1,1', "value 1 has an unclosed quote, or text after the closing one"),
+        (b'"x,1,1,1', "value 1 has an open quote, or text after the closing one"),
+        (b'"x"y,1,1,1', "value 1 has an open quote, or text after the closing one"),
         (b'x"y,1,1,1', "value 1 has a quote or a line end, and no quotes around it"),
         (b"x,1,1,1\nx,1,1,1", "it is more than one line"),
         (b"\xff,1,1,1", "the line is no UTF-8: invalid start byte"),

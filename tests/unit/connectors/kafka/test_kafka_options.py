@@ -155,7 +155,7 @@ def test_usable_servers(servers: str) -> None:
 
 
 def test_options_must_be_strings_and_given_once() -> None:
-    with pytest.raises(ConfigError, match="must be a string, not int"):
+    with pytest.raises(ConfigError, match="must be text, not int"):
         KafkaConnection("b:1", {"request.timeout.ms": 5})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="bootstrap_servers only"):
         KafkaConnection("b:1", {"kafka.bootstrap.servers": "b:2"})

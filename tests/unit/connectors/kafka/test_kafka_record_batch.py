@@ -458,7 +458,7 @@ def test_an_unknown_codec_is_refused() -> None:
 
 @pytest.mark.parametrize("length", [48, 0, -1, -(2**31)])
 def test_a_batch_shorter_than_its_header_is_corrupt(length: int) -> None:
-    with pytest.raises(UnreadableBatchError, match="does not even hold its header"):
+    with pytest.raises(UnreadableBatchError, match="does not hold its header"):
         list(batches(altered(java("none"), length=length)))
 
 
