@@ -199,7 +199,7 @@ def test_a_sink_of_a_union_numbers_the_reporters_of_its_parts_one_after_the_othe
 
 @pytest.mark.parametrize("source", [4, 1 << 30])
 def test_a_marker_of_no_source_is_refused(source: int) -> None:
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="is not one of 4"):
         find_measurements([acks("left", TimeReport(SINK_REPORTER, place_of(source, 0), 0, 0))], UIDS)
 
 
