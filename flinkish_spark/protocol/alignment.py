@@ -32,7 +32,8 @@ ExpectedChannels = frozenset[int] | AnnouncedChannels
 
 
 def encode_announced_channel(index: int, total: int) -> int:
-    assert 0 <= index < total < 1 << _INDEX_BITS - 1
+    if not 0 <= index < total < 1 << _INDEX_BITS - 1:
+        raise ValueError(f"there is no channel {index} of {total}")
     return total << _INDEX_BITS | index
 
 

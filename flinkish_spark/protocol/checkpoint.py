@@ -38,6 +38,10 @@ class RequestQueue:
     limit: int = 1_000
     waiting: tuple[CheckpointRequest, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError(f"a queue of requests holds at least 1, not {self.limit}")
+
     @property
     def head(self) -> CheckpointRequest | None:
         return self.waiting[0] if self.waiting else None

@@ -127,6 +127,9 @@ class Record:
     def from_json(cls, value: Any) -> Self:
         return typing.cast(Self, read(cls, value))
 
+    def _check_read(self) -> None:
+        """Raise ValueError if the values read contradict each other; called after reading only."""
+
 
 class StoredObject(Record):
     __slots__ = ()
@@ -274,6 +277,7 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
         key = "" if member.presence is Presence.INLINE else member.key or field.name
         may_lack = member.presence is Presence.LEFT_OUT
         steps.append((key, _kind(hint), _form(hint).read, _default(field) if may_lack else None))
+    is_checked = cls._check_read is not Record._check_read
     known = {key for key, *_ in steps} | ({cls.TAG[0]} if cls.TAG else set())
 
     def read_object(value: Any) -> Any:
@@ -297,7 +301,10 @@ def _object_reader(cls: Any, members: list[tuple[dataclasses.Field[Any], Any, _M
                 given.append(default())
         if cls.IS_CLOSED and not known >= value.keys():
             raise StoredFormError(f"{min(value.keys() - known)!r} is not known")
-        return cls(*given)
+        found = cls(*given)
+        if is_checked:
+            found._check_read()
+        return found
 
     return _wrap_errors(read_object)
 

@@ -56,6 +56,10 @@ class Decision(StoredObject):
     #: Files of big key groups in a bucket that its state may name.
     bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
 
+    def _check_read(self) -> None:
+        if self.verdict is Verdict.COMMIT and not self.batches:
+            raise ValueError(f"the decision of checkpoint {self.checkpoint} is COMMIT without a batch")
+
     @property
     def batch(self) -> BatchId:
         return self.batches[-1].batch

@@ -51,6 +51,10 @@ class ValveChannel:
     #: True if it has caught up with the valve's output.
     counts: bool = True
 
+    def __post_init__(self) -> None:
+        if self.counts and self.status is ChannelStatus.IDLE:
+            raise ValueError("an idle channel cannot count")
+
 
 # Without slots: Python 3.11 cannot make a `Valve[str]()` that is frozen and has them.
 @dataclass(frozen=True)
@@ -266,6 +270,10 @@ class BatchTimes(StoredObject):
     #: The checkpoint for which event time ended after the records; 0 for none.
     drained: _Number = 0
 
+    def _check_read(self) -> None:
+        check_unique("the input of assigner", (one.assigner for one in self.inputs))
+        _ = self.carried
+
     @property
     def carried(self) -> Watermarks:
         return Watermarks(self.carried_ms, self.carried_above)
@@ -283,3 +291,11 @@ def check_time(name: str, value: Any) -> int | None:
     if value is None:
         return None
     return check_whole(name, value, least=MIN_WATERMARK_MS, most=MAX_WATERMARK_MS)
+
+
+def check_unique(name: str, keys: Iterable[Any]) -> None:
+    seen = set()
+    for key in keys:
+        if key in seen:
+            raise ValueError(f"{name} {key!r} is there twice")
+        seen.add(key)

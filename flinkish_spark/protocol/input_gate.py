@@ -101,6 +101,10 @@ class PositionRange(StoredRow):
     start: int
     end: int
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.end:
+            raise ValueError(f"a range runs forward from 0 or above, got {self.start} to {self.end}")
+
     @property
     def size(self) -> int:
         return self.end - self.start
@@ -231,13 +235,20 @@ class InputGate:
     #: Checkpoints between their first and last barrier, by rising id. More than one only if the mode counts.
     pending: tuple[PendingAlignment, ...] = ()
 
+    def __post_init__(self) -> None:
+        ids = [alignment.checkpoint for alignment in self.pending]
+        if ids != sorted(set(ids)) or any(checkpoint > self.newest for checkpoint in ids):
+            raise ValueError(f"pending ids rise up to {self.newest}, got {[int(i) for i in ids]}")
+        if any(not a.awaited or a.awaited - self.channels.keys() for a in self.pending):
+            raise ValueError("a pending checkpoint awaits open channels, at least one")
+
     @classmethod
     def of(cls, channels: Mapping[str, int], settings: AlignmentSettings) -> InputGate:
         return cls(settings, dict(channels))
 
     def is_blocked(self, channel: str) -> bool:
-        """Return if an open channel must not deliver now."""
-        assert channel in self.channels, f"'{channel}' is no open channel"
+        """Return if an open channel must not deliver now; raise ValueError if it is not open."""
+        self._check_open(channel)
         return any(alignment.blocks(channel) for alignment in self.pending)
 
     @property
@@ -261,7 +272,8 @@ class InputGate:
         """Note that `channel` has delivered a barrier, its element at `position`."""
         step = _EventStep(self, now_ms)
         step.deliver(channel, position)
-        assert not self.is_blocked(channel), f"'{channel}' is blocked at {position}"
+        if self.is_blocked(channel):
+            raise ValueError(f"'{channel}' is blocked at {position}, got its element there")
         step.channels[channel] = position + 1
         # Ids rise along a channel, so barriers of lower ids cannot come on it any more.
         for lower in [c for c, a in step.pending.items() if c < barrier.checkpoint and channel in a.awaited]:
@@ -290,8 +302,9 @@ class InputGate:
         return step.finish()
 
     def on_new_channel(self, channel: str, position: int, stands: NewChannel, now_ms: int) -> Step:
-        """Note a new channel, whose first element is at `position`."""
-        assert channel not in self.channels, f"'{channel}' is already a channel"
+        """Note a new channel, whose first element is at `position`; an open one raises ValueError."""
+        if channel in self.channels:
+            raise ValueError(f"'{channel}' is already a channel of this gate")
         step = _EventStep(self, now_ms)
         step.channels[channel] = position
         if stands is NewChannel.AWAITS_BARRIERS:
@@ -325,6 +338,10 @@ class InputGate:
         is_waiting = alignment.phase is AlignmentPhase.BLOCKING and alignment.kind is BarrierKind.CHECKPOINT
         return None if after_ms is None or not is_waiting else alignment.first_barrier_ms + after_ms
 
+    def _check_open(self, channel: str) -> None:
+        if channel not in self.channels:
+            raise ValueError(f"'{channel}' is not an open channel of this gate")
+
 
 #: Result of every event: the next gate, and the effects in their order.
 Step = tuple[InputGate, tuple[Effect, ...]]
@@ -341,13 +358,17 @@ class _EventStep:
         self._effects: list[Effect] = []
 
     def check_position(self, channel: str, position: int) -> None:
-        here = self.channels[channel]
-        assert position >= here, f"'{channel}' stands at {here}, not at {position}"
+        self._gate._check_open(channel)
+        if position < self.channels[channel]:
+            raise ValueError(
+                f"'{channel}' stands at {self.channels[channel]} and cannot go back to {position}"
+            )
 
     def deliver(self, channel: str, position: int) -> None:
         self.check_position(channel, position)
         here = self.channels[channel]
-        assert position <= here or not self._gate.is_blocked(channel), f"'{channel}' is blocked at {here}"
+        if position > here and self._gate.is_blocked(channel):
+            raise ValueError(f"'{channel}' is blocked at {here}, got elements up to {position}")
         self.channels[channel] = position
         for checkpoint, alignment in self.pending.items():
             if alignment.collects(channel):

@@ -334,7 +334,10 @@ def find_measurements(acks: Iterable[SinkAck], uids: Sequence[str]) -> list[Meas
     for sink, report in iterate_reports(acks):
         if is_latency(report):
             source, subtask = report.place >> _SUBTASK_BITS, report.place & SUBTASK_MASK
-            assert source < len(uids)
+            if source >= len(uids):
+                raise ValueError(
+                    f"a latency marker comes from source {source}, which is not one of {len(uids)}"
+                )
             # A sink's parts number their reporters consecutively.
             number = (report.reporter - FIRST_OPERATOR_REPORTER) % len(uids)
             operator = sink if report.reporter == SINK_REPORTER else uids[number]

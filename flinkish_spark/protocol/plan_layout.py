@@ -165,7 +165,9 @@ class PlanLayout(StoredObject):
     def positions(self, logged: Sequence[Position]) -> dict[str, dict[str, Position]]:
         parts: dict[str, dict[str, list[Position]]] = {}
         if len(self.scans) != len(logged):
-            raise ValueError(f"the plan has {len(self.scans)} sources, the log entry {len(logged)} positions")
+            raise ValueError(
+                f"the plan has {len(self.scans)} sources and the offset log entry {len(logged)} positions"
+            )
         for number, (scan, position) in enumerate(zip(self.scans, logged, strict=True)):
             if scan.role is ScanRole.RECORDS and position is not None:
                 for chain, name in self.inputs_of(number):

@@ -147,5 +147,9 @@ class RestagedEpoch(StoredObject):
     #: All micro-batches of the decision.
     batches: tuple[StagedBatch, ...]
 
+    def _check_read(self) -> None:
+        if not self.batches:
+            raise ValueError(f"a replay of checkpoint {self.checkpoint} without a micro-batch")
+
     def apply(self, decision: Decision) -> Decision:
         return replace(decision, batches=self.batches)

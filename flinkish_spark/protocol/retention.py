@@ -89,7 +89,8 @@ class Deletion:
 
 def find_deletions(facts: RetentionFacts) -> tuple[Deletion, ...]:
     """Return the checkpoints to delete now, oldest first. Deleting may be interrupted and repeated."""
-    assert facts.retained >= 1
+    if facts.retained < 1:
+        raise ValueError(f"at least one checkpoint is retained, got {facts.retained}")
     completed = [f for f in _sort_by_id(facts) if _is_completed(f, facts.history)]
     plain = [f for f in completed if not f.is_savepoint]
     places = {f.checkpoint for f in (*plain[-facts.retained :], *completed[-1:])}
@@ -107,7 +108,9 @@ def find_deletions_on_cancel(facts: RetentionFacts, retention: CheckpointRetenti
     """
     if retention is CheckpointRetention.RETAIN_ON_CANCELLATION or not facts.checkpoints:
         return ()
-    assert _sort_by_id(facts)[-1].verdict is Verdict.ABORT, "ids are counted from the newest"
+    if _sort_by_id(facts)[-1].verdict is not Verdict.ABORT:
+        newest_id = _sort_by_id(facts)[-1].checkpoint
+        raise ValueError(f"seal an id above {newest_id} first: ids are counted from it")
     # The completed checkpoints from which decisions without receipt may have to be replayed.
     needed: set[CheckpointId] = set()
     newest: CheckpointId | None = None

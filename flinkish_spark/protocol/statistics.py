@@ -238,6 +238,12 @@ class CheckpointStatistics(StoredObject):
     unlisted: int = 0
     failure: CheckpointFailure | None = None
 
+    def __post_init__(self) -> None:
+        if (self.status is CheckpointStatus.FAILED) != (self.failure is not None):
+            raise ValueError(
+                f"checkpoint {self.checkpoint} is {self.status.value} with failure {self.failure}"
+            )
+
     @classmethod
     def begin(
         cls, checkpoint: CheckpointId, purpose: CheckpointPurpose, trigger_at_ms: int
@@ -412,6 +418,10 @@ class CheckpointCounts(StoredObject):
     refused: int = 0
     restored: int = 0
 
+    def __post_init__(self) -> None:
+        if self.in_progress < 0:
+            raise ValueError(f"more checkpoints ended than were triggered: {self}")
+
     @property
     def in_progress(self) -> int:
         """Number of checkpoints that were triggered and have not ended."""
@@ -473,6 +483,13 @@ class StatisticsHistory(StoredObject):
     totals: Mapping[str, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
     user_metrics: Mapping[str, Mapping[str, UserMetric]] = field(default_factory=dict, metadata=LEFT_OUT)
 
+    def __post_init__(self) -> None:
+        ids = [entry.checkpoint for entry in self.entries]
+        if ids != sorted(set(ids)):
+            raise ValueError(f"the entries must have rising ids, got {[int(i) for i in ids]}")
+        if len(self.in_progress) != self.counts.in_progress or len(self.samples) > self.window:
+            raise ValueError("the entries, the counts and the window of a history contradict each other")
+
     @property
     def in_progress(self) -> tuple[CheckpointStatistics, ...]:
         """The checkpoints that have not ended, oldest first."""
@@ -521,8 +538,12 @@ class StatisticsHistory(StoredObject):
 
     def add_triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note a checkpoint that has got its id."""
-        assert statistics.status is CheckpointStatus.IN_PROGRESS
-        assert not self._is_known(statistics.checkpoint)
+        if statistics.status is not CheckpointStatus.IN_PROGRESS:
+            raise ValueError(
+                f"checkpoint {statistics.checkpoint} is {statistics.status.value}, not triggered"
+            )
+        if self._is_known(statistics.checkpoint):
+            raise ValueError(f"checkpoint {statistics.checkpoint} was triggered before")
         counts = replace(self.counts, triggered=self.counts.triggered + 1)
         return replace(self, entries=self._replace_entry(statistics), counts=counts)
 
@@ -532,7 +553,8 @@ class StatisticsHistory(StoredObject):
         One that has ended before stays as it was: a recovery may finish a checkpoint twice. An unknown one
         counts as triggered, too: another process began it.
         """
-        assert statistics.status is not CheckpointStatus.IN_PROGRESS
+        if statistics.status is CheckpointStatus.IN_PROGRESS:
+            raise ValueError(f"checkpoint {statistics.checkpoint} has not ended")
         is_open = any(e.checkpoint == statistics.checkpoint for e in self.in_progress)
         if not is_open and self._is_known(statistics.checkpoint):
             return self

@@ -72,6 +72,8 @@ class Stretch(StoredObject):
     given_up: tuple[CheckpointId, ...] = field(default=(), metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
+        if self.first < CheckpointId(1):
+            raise ValueError("the first checkpoint of all is 1")
         if not isinstance(self.token, str) or not _TOKEN.fullmatch(self.token):
             raise ValueError(f"a token of a timeline is 16 lower-case hex digits, got {self.token!r}")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.protocol.codec import read
-from flinkish_spark.protocol.event_time import Place, TimerReport
+from flinkish_spark.protocol.event_time import Place, TimerReport, check_unique
 
 _NOBODYS: Mapping[str, int] = {}
 
@@ -92,7 +92,12 @@ class Agenda:
     @classmethod
     def from_json(cls, value: Any) -> Agenda:
         # As reports, which check their fields.
-        return cls().update(read(tuple[TimerReport, ...], value))
+        reports = read(tuple[TimerReport, ...], value)
+        check_unique("the key group", ((one.operator, one.group) for one in reports))
+        found = cls().update(reports)
+        if len(found.groups) != len(reports):
+            raise ValueError("a key group without timers is named")
+        return found
 
 
 def _find_earliest(times_ms: Iterable[int | None]) -> int | None:

@@ -42,6 +42,7 @@ from flinkish_spark.protocol.event_time import (
     ValveChannel,
     WatermarkMs,
     Watermarks,
+    check_unique,
 )
 from flinkish_spark.protocol.ids import Instance, Uid
 from flinkish_spark.protocol.timer_index import Agenda
@@ -111,6 +112,7 @@ class AssignerTime:
     @classmethod
     def from_json(cls, value: Any) -> AssignerTime:
         found = _Members.from_json(value)
+        check_unique("channel", (number for number, *_ in found.channels))
         valve = Valve({one[0]: ValveChannel(*one[1:4]) for one in found.channels}, found.watermark_ms)
         silent_since_ms = {number: since_ms for number, *_, since_ms in found.channels}
         return cls(found.known_since_ms, valve, silent_since_ms, found.has_ended)
@@ -143,6 +145,7 @@ def _write_valve(valve: Valve[str]) -> dict[str, Any]:
 
 def _read_valve(stored: Mapping[str, Any]) -> Valve[str]:
     rows = read(_ROWS, get_member(stored, "valve"))
+    check_unique("assigner", (uid for uid, *_ in rows))
     watermark_ms = read(WatermarkMs, get_member(stored, "watermark_ms"))
     return Valve({uid: ValveChannel(*channel) for uid, *channel in rows}, watermark_ms)
 
@@ -218,6 +221,10 @@ class EventTime(StoredObject):
     operators: Mapping[Uid, OperatorTime] = field(default_factory=dict, metadata=LEFT_OUT)
     #: Current levels of operators by uid and name, such as open partial matches; see `protocol/time_plan.py`.
     levels: Mapping[Uid, Mapping[str, int]] = field(default_factory=dict, metadata=LEFT_OUT)
+
+    def _check_read(self) -> None:
+        if self.valve.channels.keys() != {uid for uid, one in self.assigners.items() if not one.has_ended}:
+            raise ValueError("the valve and the assigners that have not ended differ")
 
     @property
     def has_ended(self) -> bool:
@@ -307,7 +314,8 @@ class EventTime(StoredObject):
 def step(rules: Rules, state: EventTime, batch: BatchTimes) -> EventTime:
     """Return the state after a micro-batch; the next micro-batch carries its `watermarks`."""
     now_ms = batch.processing_time_ms
-    assert state.next_processing_time_ms(now_ms) <= now_ms
+    if state.next_processing_time_ms(now_ms) > now_ms:
+        raise ValueError(f"processing time went back from {state.processing_time_ms} to {now_ms}")
     reported = batch.group_by_assigner()
     known = {one.assigner: one for one in batch.inputs}
     held_back = find_channels_to_hold(rules, state)

@@ -314,6 +314,10 @@ class Closed(StoredObject):
         if self.last < self.first:
             raise ValueError("a range runs forward")
 
+    def _check_read(self) -> None:
+        if self.first == Number(7):
+            raise ValueError("7 is never stored")
+
 
 def test_a_class_may_refuse_members_that_it_does_not_know() -> None:
     known = Closed(Number(1), Number(2))
@@ -327,6 +331,9 @@ def test_a_class_may_refuse_members_that_it_does_not_know() -> None:
 def test_what_a_class_refuses_is_refused_when_it_is_read() -> None:
     with pytest.raises(StoredFormError, match=r"^\[1\]: a range runs forward$"):
         read(tuple[Closed, ...], [{"first": 1, "last": 2}, {"first": 2, "last": 1}])
+    assert Closed(Number(7), Number(8)).to_json()["first"] == 7
+    with pytest.raises(StoredFormError, match=r"^7 is never stored$"):
+        Closed.from_json({"first": 7, "last": 8})
 
 
 @dataclass(frozen=True, slots=True)

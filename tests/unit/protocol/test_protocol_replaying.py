@@ -163,3 +163,9 @@ def test_a_finished_replay_is_stored_and_applied() -> None:
     assert read == stored
     applied = read.apply(TWO)
     assert (applied.batches, applied.checkpoint, applied.offsets_text) == (stored.batches, TWO.checkpoint, "")
+
+
+def test_a_stored_replay_without_micro_batches_is_refused() -> None:
+    empty = RestagedEpoch(CheckpointId(4), 1, OwnerEpoch(2), 77, "a", "timed out", ())
+    with pytest.raises(ValueError, match="replay of checkpoint 4 without a micro-batch"):
+        RestagedEpoch.from_json(empty.to_json())

@@ -91,6 +91,11 @@ def test_requests_can_be_taken_out() -> None:
     assert left.remove(lambda one: True)[0].head is None
 
 
+def test_a_queue_needs_room() -> None:
+    with pytest.raises(ValueError, match="at least 1, not 0"):
+        RequestQueue(limit=0)
+
+
 @settings(deadline=None)
 @given(
     limit=st.integers(1, 4),

@@ -336,7 +336,7 @@ LOGGED = [AT_5, {"flinkish:checkpoint": 3}, SEEDED, 1, 2, None]
 
 def test_positions_are_found_by_the_order_of_the_plan() -> None:
     assert LAYOUT.positions(LOGGED) == {"totals": {"orders": AT_5}, "copy": {"files": [1, 2]}}
-    with pytest.raises(ValueError, match="6 sources, the log entry 1 positions"):
+    with pytest.raises(ValueError, match="6 sources and the offset log entry 1 positions"):
         LAYOUT.positions([AT_5])
 
 

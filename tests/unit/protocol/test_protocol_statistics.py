@@ -225,6 +225,30 @@ def test_what_is_missing_is_not_measured_or_named(whole) -> None:
             assert CheckpointStatistics.from_json(stored(read)) == read
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: (
+                triggered()
+                .fail(CheckpointFailureReason.EXPIRED, "")
+                .complete(DURATIONS, rows=0, bytes_staged=0)
+            ),
+            "checkpoint 7 is COMPLETED with failure",
+        ),
+        (
+            lambda: CheckpointStatistics(
+                CheckpointId(7), CheckpointPurpose.USER, CheckpointStatus.FAILED, trigger_at_ms=0
+            ),
+            "checkpoint 7 is FAILED with failure None",
+        ),
+    ],
+)
+def test_statistics_that_cannot_be_are_refused_when_they_are_made(make, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
 def test_stored_values_are_taken_apart_by_shape() -> None:
     assert expect_object({}, "it") == {}
     assert expect_text("", "it") == ""

@@ -123,6 +123,8 @@ def test_a_token_is_sixteen_digits() -> None:
     for token in ("", "a" * 15, "A" * 16, 7):
         with pytest.raises(ValueError, match="16 lower-case hex digits"):
             Stretch(CheckpointId(1), token)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="first checkpoint of all is 1"):
+        Stretch(CheckpointId(0), A)
     stretch = Stretch(CheckpointId(4), B)
     assert stretch.to_json() == {"first": 4, "token": B}
     assert Stretch.from_json(stretch.to_json()) == stretch

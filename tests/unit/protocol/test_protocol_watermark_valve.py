@@ -202,6 +202,11 @@ def test_a_channel_that_is_gone_holds_nobody_back() -> None:
     assert valve.remove_channels("x") == valve
 
 
+def test_an_idle_channel_cannot_count() -> None:
+    with pytest.raises(ValueError, match="idle channel cannot count"):
+        ValveChannel(0, IDLE)
+
+
 CHANNELS = st.sets(st.integers(0, 4))
 ACTIONS = st.one_of(
     st.tuples(st.just("add_channels"), CHANNELS),

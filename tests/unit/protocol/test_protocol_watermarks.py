@@ -188,7 +188,7 @@ def test_processing_time_cannot_go_back() -> None:
     one.batch(100)
     assert (one.state.next_processing_time_ms(5), one.state.next_processing_time_ms(105)) == (100, 105)
     one.batch(100)
-    with pytest.raises(AssertionError):
+    with pytest.raises(ValueError, match="went back from 100 to 99"):
         one.batch(99)
 
 
