@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from pyspark.sql import SparkSession
 
-from flinkish_spark import DeltaSink, KafkaSink, SchemaRegistry
+from flinkish_spark import DeltaSink, KafkaSink, SchemaRegistry, StreamExecutionEnvironment
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.planning.factories import Aggregating
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,11 @@ class Summing:
 
 
 def test_an_aggregate_may_have_the_methods_without_the_class() -> None:
-    made = Aggregating(Summing(), tuple[int, int])  # type: ignore[arg-type]
-    assert made.ttl is None
+    env = StreamExecutionEnvironment(object.__new__(SparkSession), job="orders", job_dir="/jobs/a")
+    orders: Any = env.from_collection([("ann", 1)], "user STRING, amount LONG", uid="orders").key_by("user")
+    assert orders.aggregate(Summing(), accumulator="LONG", output="n LONG", uid="sums")
     with pytest.raises(ConfigError, match="ttl is 5"):
-        Aggregating(Summing(), "LONG", 5)  # type: ignore[arg-type]
+        orders.aggregate(Summing(), accumulator="LONG", output="n LONG", ttl=5, uid="more")
 
 
 @dataclass(frozen=True)

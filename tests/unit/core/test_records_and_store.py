@@ -98,6 +98,11 @@ def test_outcomes_that_need_no_further_call():
     }
 
 
+def test_a_commit_without_a_batch_is_refused():
+    with pytest.raises(ValueError, match="COMMIT without a batch"):
+        Decision.from_json({**DECISION.to_json(), "batches": []})
+
+
 def test_an_envelope_shows_every_kind_of_damage():
     data = seal("receipt", {"a": 1})
     assert unseal("receipt", data) == {"a": 1}

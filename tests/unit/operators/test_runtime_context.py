@@ -20,7 +20,7 @@ from flinkish_spark import (
     ValueStateDescriptor,
     WatermarkStrategy,
 )
-from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
+from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.subtask import Subtask, current_subtask, running_in
 from flinkish_spark.functions.stream import CoProcessFunction
 from flinkish_spark.joins import Bound, CoGroupFunction, JoinType, ProcessJoinFunction
@@ -278,7 +278,7 @@ def test_two_streams_without_keys_have_one_function(orders: DataStream) -> None:
     side = made.get_side_output(ODD)
     for parent in (*made._node.parents, *side._node.parents):  # type: ignore[union-attr]
         assert parent.function.settings.name == "merged"
-    with pytest.raises(GraphError, match=r"without keys.*CoProcessFunction.*key_by"):
+    with pytest.raises(ConfigError, match=r"CoProcessFunction.*key_by"):
         orders.connect(orders).process(Telling())  # type: ignore[arg-type]
     with pytest.raises(GraphError, match="no process"):
         orders.union(orders).get_side_output(ODD)
