@@ -54,7 +54,7 @@ BUCKET_CHECKPOINT_FILES = "io.github.flinkishspark.shim.BucketCheckpointFiles"
 #: Advice for a session of Spark Connect.
 WITHOUT_JVM = (
     "use a classic session for jobs: spark-submit, or a notebook with dedicated compute; "
-    'format("flinkish-kafka") works here, as source and as sink'
+    'format("flinkish-kafka") works here, as source and as sink, and foreachBatch(SinkGroup(...))'
 )
 
 
