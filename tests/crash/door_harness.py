@@ -266,7 +266,7 @@ class SinkGroupRun(DoorRun):
         return [*super()._command(), "--sinks", str(self._directory / "sinks"), "--database", login]
 
     def count_in_topic(self) -> Counter[tuple[bytes | None, bytes | None]]:
-        return _content(self._postgres, self._output)
+        return _content(self._servers, self._output)
 
     def count_elsewhere(self) -> dict[str, Counter[tuple[bytes | None, bytes | None]]]:
         """Return how often each record is in the systems besides the topic."""
