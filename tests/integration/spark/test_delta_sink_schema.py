@@ -270,7 +270,7 @@ UNFIT = [
     ),
     ("id BIGINT, v STRING", {}, SchemaError, "lacks the partition column p"),
     ("v STRING, p STRING", {}, SchemaError, "lacks the column id, which is NOT NULL"),
-    (FULL, {"partition_by": ("v",)}, SchemaError, "it is partitioned by p"),
+    (FULL, {"partition_by": ("v",)}, SchemaError, "[Ii]t is partitioned by p"),
     (FULL, {"mode": Upsert(keys=("x",))}, SchemaError, "keyed by 'x'"),
     (FULL, {"mode": Upsert(keys=("id",), sequence_by="x")}, SchemaError, "ordered by 'x'"),
     (FULL, {"mode": Upsert(keys=("id",), not_stored=("x",))}, SchemaError, "leaves out 'x'"),
