@@ -14,6 +14,7 @@ from deltalake.exceptions import TableNotFoundError
 from flinkish_spark import Append, DeltaSink, OverwritePartitions, Upsert
 from flinkish_spark.connectors.delta.table import DeltaConflict
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
+from flinkish_spark.connectors.files import source as file_source
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
 from flinkish_spark.testing.sink_contract import SINK_CASES, SinkUnderTest, check_sink
@@ -21,6 +22,12 @@ from tests.support.buckets import LocalAzure, LocalS3
 from tests.support.services import BUILD
 from tests.unit.connectors.files.test_file_source import reader_of
 from tests.unit.connectors.test_split_source import step
+
+
+@pytest.fixture(autouse=True)
+def no_wait_after_a_slow_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that does other work lists slowly, and then a source waits before it looks again."""
+    monkeypatch.setattr(file_source, "_LONG_LOOK_S", 600.0)
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,8 @@ def job(tmp_path):
 @pytest.fixture(autouse=True)
 def small_folds(monkeypatch):
     monkeypatch.setattr(file_source, "_PARTS_PER_FOLD", 3)
+    # A machine that does other work lists slowly, and then a source waits before it looks again.
+    monkeypatch.setattr(file_source, "_LONG_LOOK_S", 600.0)
 
 
 def coming(folder, **settings):
