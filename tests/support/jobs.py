@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow.parquet as pq
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, TransactionState
+from kafka.errors import MetadataEmptyBrokerList
 
 from flinkish_spark import (
     CheckpointConfig,
@@ -108,9 +109,17 @@ def read_committed(
 
 def await_markers(arguments: Mapping[str, Any]) -> None:
     """Wait until readers see what was committed: the answer to a commit comes before the markers."""
-    with KafkaAdminClient(**arguments) as admin:
-        ending = {TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT}
-        assert eventually(lambda: not any(admin.list_transactions(state_filters=ending).values()), PATIENCE_S)
+    ending = {TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT}
+
+    def are_written() -> bool:
+        try:
+            with KafkaAdminClient(**arguments) as admin:
+                return not any(admin.list_transactions(state_filters=ending).values())
+        except MetadataEmptyBrokerList:
+            # A broker that is too busy to tell its controller that it lives is in no answer for a moment.
+            return False
+
+    assert eventually(are_written, PATIENCE_S)
 
 
 def totals_in(servers: str, topic: str) -> Counter[tuple[str | None, int]]:
