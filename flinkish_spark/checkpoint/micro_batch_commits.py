@@ -37,7 +37,6 @@ from flinkish_spark.core.errors import (
     FlinkishError,
     JobDirError,
     SparkGoneError,
-    StoreError,
 )
 from flinkish_spark.core.job_dir import BY_MICRO_BATCH, JobDir, open_job_dir
 from flinkish_spark.core.steps import Observer, Step
@@ -53,8 +52,8 @@ from flinkish_spark.protocol.replay import CannotReplay, RestagedEpoch, RestageR
 from flinkish_spark.protocol.retention import CheckpointPart
 
 LOG = logging.getLogger(__name__)
-#: Name of the job in its directory, for commands.
-_NAME = "micro-batches"
+#: Name of the job in its directory, for commands, and in what its sinks write.
+NAME = "micro-batches"
 #: Steps of a micro-batch in order; SINK_COMMIT happens once per sink.
 STEPS = (Step.TRIGGER, Step.DECISION, Step.SINK_COMMIT, Step.RECEIPT)
 #: Fact of a checkpoint that a full refresh replaced; note with the driver of an owner.
@@ -99,7 +98,7 @@ def open_sinks_dir(checkpoint_location: StoreSpec) -> JobDir:
 
 def find_or_create_uuid(sinks: JobDir) -> JobUuid:
     """Return the uuid of a query's sinks; create it at the first call."""
-    return sinks.find_uuid() or sinks.read_or_create_job({}, {"job": _NAME, BY_MICRO_BATCH: True})[0]
+    return sinks.find_uuid() or sinks.read_or_create_job({}, {"job": NAME, BY_MICRO_BATCH: True})[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +390,10 @@ class MicroBatchCommits:
             own = [one for one in staged if one.sink == uid]
             try:
                 loss = self._commit_sink(ownership, committer, decided, uid, own) if own else None
-            except (EnvironmentFault, StoreError) as error:
+            except (FencedError, AnotherTimelineError):
+                # Another driver commits, or another copy of the checkpoint: this one touches no further sink.
+                raise
+            except EnvironmentFault as error:
                 waiting.append(error)
                 continue
             losses += [] if loss is None else [loss]

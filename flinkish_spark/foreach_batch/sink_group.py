@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import QueryRun, find_query_run
 from flinkish_spark.checkpoint.micro_batch_commits import (
+    NAME,
     Lease,
     MicroBatchCommits,
     find_or_create_uuid,
@@ -269,7 +270,7 @@ class _Driver:
 
     def _make_context(self, uid: str, job: JobUuid, owner: Ownership) -> SinkContext:
         place = self._place.to_child(f"{SINKS}/sinks/{uid}")
-        whose = (job, owner.epoch, uid, self._schemas[uid], CheckpointConfig(), "micro-batches")
+        whose = (job, owner.epoch, uid, self._schemas[uid], CheckpointConfig(), NAME)
         return SinkContext(*whose, place, SystemClock(), owner.timeline)
 
     def _select(self, uid: str, frame: DataFrame) -> DataFrame:

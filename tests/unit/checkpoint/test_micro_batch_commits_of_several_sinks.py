@@ -12,6 +12,7 @@ import pytest
 from flinkish_spark.checkpoint.micro_batch_commits import Lease, MicroBatchCommits, settle_micro_batch
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, StageResult
 from flinkish_spark.core.errors import (
+    AnotherTimelineError,
     BrokerUnavailableError,
     CommittableLostError,
     FencedError,
@@ -160,6 +161,25 @@ def test_a_sink_that_is_away_does_not_keep_others_from_their_commit(tmp_path: Pa
     database.is_away = False
     rig.run(0, name="last")
     assert database.shown == topic.shown == [1]
+
+
+@pytest.mark.parametrize("error", [FencedError("replaced"), AnotherTimelineError("a copy", found=9)])
+def test_a_driver_that_is_not_the_one_touches_no_further_sink(
+    tmp_path: Path, error: Exception, monkeypatch: Any
+) -> None:
+    rig = Rig(tmp_path, first := System("first"), second := System("second"))
+    rig.decide()
+    real = FakeCommitter.commit
+
+    def refuse(self: FakeCommitter, *given: Any) -> list[CommitAnswer]:
+        if self.system is first:
+            raise error
+        return real(self, *given)
+
+    with monkeypatch.context() as broken, pytest.raises(type(error)):
+        broken.setattr(FakeCommitter, "commit", refuse)
+        rig.run(0, name="next")
+    assert not second.shown
 
 
 def test_a_sink_that_cannot_complete_leaves_no_receipt(tmp_path: Path) -> None:
