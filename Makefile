@@ -273,7 +273,7 @@ $(BUILD)/classes.jsa: tests/support/archive_classes.py $(BUILD)/jars/.stamp $(BU
 $(BUILD)/compiled.stamp: | $(VENV)/.stamp
 	@echo "compiling the package and its tests"
 	@$(PY) -m compileall -q flinkish_spark demo tests
-	@$(PY) -m pytest --collect-only -qq tests > $(BUILD)/compiled.log
+	@$(PY) -m pytest --collect-only -qq tests > $(BUILD)/compiled.log || { tail -20 $(BUILD)/compiled.log >&2; exit 1; }
 	@touch $@
 
 $(BUILD)/shim.stamp: $(SHIM_SOURCES) $(if $(wildcard flinkish_spark/jars/flinkish-spark-shim-*.jar),,FORCE)

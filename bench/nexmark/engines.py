@@ -19,7 +19,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.nexmark.truth import QUERIES
+from bench.nexmark.queries import QUERIES
 from bench.worker import ROOT, Worker
 
 PEERS = ROOT / "build" / "peers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.nexmark.ours import FIELDS
-from bench.nexmark.truth import CATEGORY, COLUMNS, UPDATES
+from bench.nexmark.queries import CATEGORY, COLUMNS, UPDATES
 
 #: Queries that go by event time.
 _TIMED = ("q5", "q7", "q8", "q11", "q18")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.nexmark import flink_sql
 from bench.nexmark.engines import CORES
-from bench.nexmark.truth import WINDOW_MS
+from bench.nexmark.queries import WINDOW_MS
 from flinkish_spark.testing.broker import free_port
 
 _LOOK_S = 0.05

@@ -26,7 +26,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from bench.checking import DifferentResultsError
 from bench.nexmark import engines, report
 from bench.nexmark.generator import Model, events
-from bench.nexmark.truth import COLUMNS, QUERIES, Truth
+from bench.nexmark.queries import COLUMNS, QUERIES
+from bench.nexmark.truth import Truth
 from bench.results import Results, revision
 from bench.worker import ROOT, end_on_sigterm
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin

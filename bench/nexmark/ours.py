@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F
 
 from bench.groups import LATE_MS
-from bench.nexmark.truth import CATEGORY, GAP_MS, SLIDE_MS, WINDOW_MS
+from bench.nexmark.queries import CATEGORY, GAP_MS, SLIDE_MS, WINDOW_MS
 from flinkish_spark import (
     AggregateColumn,
     Emit,

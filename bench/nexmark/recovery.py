@@ -27,7 +27,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from bench.nexmark import engines
 from bench.nexmark.generator import Model, events
 from bench.nexmark.measure import OUT_PARTITIONS, PARTITIONS, framed, machine, say
-from bench.nexmark.truth import QUERIES, Truth
+from bench.nexmark.queries import QUERIES
+from bench.nexmark.truth import Truth
 from bench.results import revision
 from bench.worker import ROOT, end_on_sigterm
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench.nexmark.engines import ENGINES
 from bench.nexmark.ours import USES
-from bench.nexmark.truth import QUERIES
+from bench.nexmark.queries import QUERIES
 
 #: What all queries of one page have in common.
 _SAME = ("events", "batch", "active", "seed", "revision", "machine")

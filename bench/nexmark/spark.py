@@ -11,7 +11,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from bench.groups import LATE_MS
 from bench.nexmark.ours import FIELDS, ranked
-from bench.nexmark.truth import CATEGORY, GAP_MS, SLIDE_MS, WINDOW_MS
+from bench.nexmark.queries import CATEGORY, GAP_MS, SLIDE_MS, WINDOW_MS
 from bench.spark_kafka import READER_DEFAULTS
 
 _WINDOW = f"{WINDOW_MS} milliseconds"

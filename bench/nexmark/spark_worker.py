@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from bench.keyed import _STORE
 from bench.nexmark import ours, spark
-from bench.nexmark.truth import WINDOW_MS
+from bench.nexmark.queries import WINDOW_MS
 from bench.variants import Times, session
 from flinkish_spark import CheckpointConfig, KafkaSink, StreamExecutionEnvironment
 from flinkish_spark.connectors.kafka.offsets import EndAtLatest

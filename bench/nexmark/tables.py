@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from bench.groups import LATE_MS
 from bench.nexmark.generator import Model, events
 from bench.nexmark.measure import PARTITIONS, TOPIC, written
-from bench.nexmark.truth import GAP_MS, SLIDE_MS, WINDOW_MS
+from bench.nexmark.queries import GAP_MS, SLIDE_MS, WINDOW_MS
 from bench.start import ROOT, session
 from flinkish_spark import (
     AggregateColumn,

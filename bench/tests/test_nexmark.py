@@ -12,7 +12,8 @@ import pytest
 
 from bench.nexmark import engines, recovery, report
 from bench.nexmark.generator import FIRST_ID, FIRST_MS, Events, Model, events
-from bench.nexmark.truth import COLUMNS, GAP_MS, QUERIES, WINDOW_MS, Truth
+from bench.nexmark.queries import COLUMNS, GAP_MS, QUERIES, WINDOW_MS
+from bench.nexmark.truth import Truth
 
 MODEL = Model(events=60_000, active=300, seed=7)
 

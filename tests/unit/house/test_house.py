@@ -8,9 +8,12 @@ import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from flinkish_spark import jars
 from flinkish_spark.core.errors import EnvironmentFault
@@ -183,6 +186,60 @@ def test_every_file_of_tests_has_one_that_is_not_left_to_the_night() -> None:
     kinds = [ROOT / "tests" / kind for kind in ("integration/spark", "integration/broker", "crash")]
     left_out = [file for kind in kinds for file in kind.glob("test_*.py") if not is_run(file)]
     assert [file.name for file in left_out if not any(map(is_run, by_day(file)))] == []
+
+
+def imports_at_the_top(file: Path) -> Iterator[str]:
+    """Yield the dotted names that importing a file imports; ours are absolute."""
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules_of_extras(*extras: str) -> set[str]:
+    """Return the modules that pip installs for extras of ours, with all that their packages need in turn."""
+    found: set[str] = set()
+    asked = [Requirement(f"flinkish-spark[{','.join(extras)}]")]
+    while asked:
+        one = asked.pop()
+        name = canonicalize_name(one.name)
+        wanted = {f"{name}[{extra}]" for extra in one.extras} | {name}
+        if wanted <= found:
+            continue
+        found |= wanted
+        try:
+            needs = [Requirement(text) for text in metadata.requires(name) or ()]
+        except metadata.PackageNotFoundError:
+            continue
+        scopes = [{"extra": extra} for extra in ("", *one.extras)]
+        asked += [need for need in needs if not need.marker or any(map(need.marker.evaluate, scopes))]
+    owners = metadata.packages_distributions()
+    return {
+        module for module, names in owners.items() if any(canonicalize_name(name) in found for name in names)
+    }
+
+
+def test_tests_import_nothing_that_a_fresh_machine_has_not() -> None:
+    """The bench has packages of its own; a test that imports one passes where somebody has run the bench."""
+    installed = modules_of_extras("test", "pinned", "notebooks") | sys.stdlib_module_names
+    ours = {"bench", "demo", "flinkish_spark", "tests", "tools"}
+    pending, seen = list((ROOT / "tests").rglob("*.py")), set[Path]()
+    missing: set[tuple[str, str]] = set()
+    while pending:
+        file = pending.pop()
+        if file in seen:
+            continue
+        seen.add(file)
+        for name in imports_at_the_top(file):
+            top = name.split(".")[0]
+            if top not in ours:
+                missing |= {(str(file.relative_to(ROOT)), name)} if top not in installed else set()
+            elif top != "flinkish_spark":
+                owner = ROOT.joinpath(*name.split("."))
+                paths = [owner.with_suffix(".py"), owner.parent.with_suffix(".py")]
+                pending += [path for path in paths if path.is_file()]
+    assert missing == set()
 
 
 def test_the_page_of_ten_minutes_names_twelve_short_files() -> None:
