@@ -30,8 +30,8 @@ from bench.start import ROOT, session
 FIELDS = "user STRING, amount LONG, at TIMESTAMP"
 KEYS = 2_000
 #: Records come a second apart by their times, so that windows close while the job runs.
-_BATCHES, _WARM = 14, 5
-_PATIENCE_S = 300
+_MEASURED = 9
+_PATIENCE_S = 600
 #: Spark's names for parts of a micro-batch beside its jobs, and what they are called here.
 PARTS = {
     "latestOffset": "sources asked",
@@ -128,18 +128,19 @@ def child(args):
     spark = session(args)
     client = job(args, spark).execute_async()
     deadline, found = time.monotonic() + _PATIENCE_S, {}
-    while len([one for one in found.values() if records_read(one) >= args.records]) < _BATCHES - 1:
+    wanted = args.warm + _MEASURED - 1
+    while len([one for one in found.values() if records_read(one) >= args.records]) < wanted:
         if time.monotonic() > deadline:
-            raise SystemExit(f"{_BATCHES} micro-batches took more than {_PATIENCE_S} s")
+            raise SystemExit(f"{wanted} micro-batches took more than {_PATIENCE_S} s")
         for query in spark.streams.active:
             found.update((one["batchId"], json.loads(one.json)) for one in query.recentProgress)
         client.wait(100)
-    whole = [one for one in found.values() if records_read(one) >= args.records][_WARM:]
+    whole = [one for one in found.values() if records_read(one) >= args.records][args.warm :]
     took = [one["durationMs"]["triggerExecution"] for one in whole]
     # Until nothing is under way any more.
     client.trigger_checkpoint().wait(60_000)
     idle = []
-    for _ in range(12):
+    for _ in range(args.idle):
         began_s = time.monotonic()
         answer = client.trigger_checkpoint().wait(60_000)
         if answer is None or answer.kind.name != "COMPLETED":
@@ -152,7 +153,7 @@ def child(args):
         "micro_batch_ms": statistics.median(took),
         "least_ms": min(took),
         "most_ms": max(took),
-        "idle_barrier_ms": statistics.median(idle[2:]),
+        "idle_barrier_ms": statistics.median(idle[-10:]),
     }
     client.cancel()
     with contextlib.suppress(Exception):
@@ -231,11 +232,12 @@ def measure(args, broker, operators, records, bundles, number):
     with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as admin:
         for topic in (source, *(f"{source}-{one}" for one in range(operators))):
             admin.create_topic(topic, partitions=2)
-    fill(broker.bootstrap_servers, source, records * _BATCHES)
+    fill(broker.bootstrap_servers, source, records * (args.warm + _MEASURED))
     command = [
         sys.executable, "-m", "bench.operators", "--child", "--jars", args.jars,
         "--bootstrap-servers", broker.bootstrap_servers, "--source", source, "--directory", str(folder),
         "--operators", str(operators), "--records", str(records), "--variant", args.variant,
+        "--warm", str(args.warm), "--idle", str(args.idle),
         *([] if bundles is None else ["--bundles", str(bundles)]),
         *([] if args.filters is None else ["--filters", str(args.filters)]),
     ]  # fmt: skip
@@ -255,6 +257,8 @@ def main():
     parser.add_argument("--operators", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--records", type=int, nargs="+", default=[1_500, 6_000], help="of a micro-batch")
     parser.add_argument("--bundles", type=int, nargs="+", help="of a partition; 0: each key group alone")
+    parser.add_argument("--warm", type=int, default=60, help="micro-batches before those that count")
+    parser.add_argument("--idle", type=int, default=60, help="idle barriers, of which the last ten count")
     parser.add_argument("--filters", type=int, help="each operator reads through one of so many filters")
     parser.add_argument(
         "--variant", default="bare", choices=("bare", "ours"), help="a default install; or the package's JARs"

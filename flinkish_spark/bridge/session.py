@@ -168,6 +168,14 @@ def default_file_system(spark: SparkSession) -> str:
     return found
 
 
+def find_hadoop_setting(spark: SparkSession, name: str) -> str | None:
+    """Return a setting of Hadoop's, or its default; None for a session of Spark Connect."""
+    if getattr(spark, "_jvm", None) is None:
+        return None
+    found: str | None = spark.sparkContext._jsc.hadoopConfiguration().get(name)
+    return found
+
+
 def has_checkpoint_files(spark: SparkSession) -> bool:
     return getattr(spark, "_jvm", None) is not None and has_class(spark, LOCAL_CHECKPOINT_FILES)
 

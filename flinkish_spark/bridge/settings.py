@@ -20,6 +20,7 @@ from pyspark.errors import SparkNoSuchElementException
 from flinkish_spark.bridge.session import (
     BUCKET_CHECKPOINT_FILES,
     LOCAL_CHECKPOINT_FILES,
+    find_hadoop_setting,
     has_checkpoint_files,
 )
 
@@ -60,6 +61,11 @@ REQUIRED_CONF = {
 }
 #: The class that writes the query's checkpoint files; the user may have set one.
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+#: Hadoop's class for local files, its default, and the same without checksums. Where Hadoop's native library
+#: is missing, as it is in PySpark, a new file costs a process (`chmod`), and its checksum another one; a
+#: micro-batch without records has six files. Those of the state have checksums of Spark's own.
+_LOCAL_FILES = "fs.AbstractFileSystem.file.impl"
+_CHECKED, _UNCHECKED = "org.apache.hadoop.fs.local.LocalFs", "org.apache.hadoop.fs.local.RawLocalFs"
 
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -198,7 +204,10 @@ def _choose_settings(spark: SparkSession, shuffle_partitions: int, is_on_disk: b
     wanted[_EXCLUDED_RULES] = ",".join(filter(None, (excluded, _REMOVES_AGGREGATES)))
     if not is_on_disk:
         wanted |= IN_BUCKETS_CONF
-    chosen = SETTINGS.get(spark, _FILE_MANAGER)
-    if chosen is None and has_checkpoint_files(spark):
-        chosen = LOCAL_CHECKPOINT_FILES if is_on_disk else BUCKET_CHECKPOINT_FILES
-    return wanted if chosen is None else {**wanted, _FILE_MANAGER: chosen}
+    if (chosen := SETTINGS.get(spark, _FILE_MANAGER)) is not None:
+        return {**wanted, _FILE_MANAGER: chosen}
+    if has_checkpoint_files(spark):
+        return {**wanted, _FILE_MANAGER: LOCAL_CHECKPOINT_FILES if is_on_disk else BUCKET_CHECKPOINT_FILES}
+    # A platform may have a class of its own there.
+    is_default = find_hadoop_setting(spark, _LOCAL_FILES) == _CHECKED
+    return {**wanted, _LOCAL_FILES: _UNCHECKED} if is_on_disk and is_default else wanted

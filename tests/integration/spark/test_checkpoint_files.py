@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
+from flinkish_spark.bridge import settings
 from flinkish_spark.bridge.session import LOCAL_CHECKPOINT_FILES, jvm
 from flinkish_spark.bridge.settings import query_conf
 
@@ -16,14 +17,15 @@ if TYPE_CHECKING:
 
 SPARKS = "org.apache.spark.sql.execution.streaming.checkpointing.FileContextBasedCheckpointFileManager"
 SETTING = "spark.sql.streaming.checkpointFileManagerClass"
+LOCAL_FILES = "fs.AbstractFileSystem.file.impl"
 
 
 class Manager:
     """A checkpoint file manager of a folder."""
 
-    def __init__(self, spark: SparkSession, name: str, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, name: str, folder: Path, conf: Any = None) -> None:
         self._jvm, self._folder = jvm(spark), folder
-        conf = spark._jsc.hadoopConfiguration()
+        conf = conf or spark._jsc.hadoopConfiguration()
         made: Any = self._jvm
         for part in name.split("."):
             made = getattr(made, part)
@@ -136,3 +138,31 @@ def test_a_query_of_ours_uses_it_and_a_users_own_choice_stays(spark: SparkSessio
         assert spark.conf.get(SETTING) == SPARKS
     finally:
         spark.conf.unset(SETTING)
+
+
+def test_without_our_class_a_file_has_no_checksum_which_would_be_another_process(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "has_checkpoint_files", lambda session: False)
+    with query_conf(spark, 2):
+        conf = spark._jsparkSession.sessionState().newHadoopConf()
+        usual = Manager(spark, SPARKS, tmp_path, conf)
+    usual.write("0", b"content", overwrite=False)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["0"]
+    with pytest.raises(Py4JJavaError, match=r"java\.io\.FileNotFoundException"):
+        usual.begin("offsets/0", overwrite=False)
+    assert spark.conf.get(LOCAL_FILES, None) is None
+
+
+def test_a_platforms_own_class_for_local_files_stays(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "has_checkpoint_files", lambda session: False)
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    default = conf.get(LOCAL_FILES)
+    conf.set(LOCAL_FILES, "org.example.WorkspaceFiles")
+    try:
+        with query_conf(spark, 2):
+            assert spark.conf.get(LOCAL_FILES, None) is None
+    finally:
+        conf.set(LOCAL_FILES, default)
