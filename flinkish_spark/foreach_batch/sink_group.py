@@ -6,6 +6,7 @@ import itertools
 import json
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +25,7 @@ from flinkish_spark.checkpoint.micro_batch_commits import (
     to_checkpoint_place,
 )
 from flinkish_spark.checkpoint.ownership import Ownership, new_token
+from flinkish_spark.connectors.delta.sink import require_tables_apart
 from flinkish_spark.contracts.sink import (
     Committer,
     Sink,
@@ -97,6 +99,8 @@ class SinkGroup:
     ------
     ConfigError
         If there is no sink, a uid or a path cannot be used, or a function does not fit.
+    GraphError
+        If two of the sinks write one Delta table.
 
     Notes
     -----
@@ -352,6 +356,14 @@ def _check_sinks(given: object) -> dict[str, Sink]:
         if not isinstance(sink, Sink):
             raise unusable(f"sinks['{uid}']", sink, wanted="a sink", what_to_do="give a KafkaSink(...)")
         check_methods(sink, Sink, f"the sink '{uid}'")
+    parts = [part for uid, sink in given.items() for part in sink.parts(uid)]
+    require_tables_apart(parts)
+    for uid, times in Counter(uid for uid, _ in parts).items():
+        if times > 1:
+            raise ConfigError(
+                f"the uid '{uid}' is used twice: the dead letters of a sink have it, too",
+                what_to_do="choose another uid",
+            )
     return dict(given)
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import posixpath
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlparse
 
 from flinkish_spark.bridge.session import (
     blind_hosts,
     runs_tasks_itself,
 )
 from flinkish_spark.bridge.stores import spark_stores
-from flinkish_spark.connectors.delta.sink import DeltaSink
+from flinkish_spark.connectors.delta.sink import require_tables_apart
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.contracts.manifest import ManifestContext
 from flinkish_spark.core.clock import span
@@ -136,7 +134,7 @@ def check_before_start(
     check_loops(graph, planned)
     check_times_of_queries(graph)
     check_alignment(graph, planned.time)
-    _check_delta_paths(planned)
+    require_tables_apart(part for one in planned.sinks for part in one.sink.parts(one.uid))
     for node in graph.sources:
         if node.uid in begun:
             begun[node.uid]()
@@ -400,27 +398,3 @@ def _check_sink_uids(graph: StreamGraph, planned: PlannedJob) -> None:
             raise GraphError(
                 f"the uid '{uid}' is used twice", why=f"{who} that uid", what_to_do="choose another uid"
             )
-
-
-def _check_delta_paths(planned: PlannedJob) -> None:
-    seen: dict[str, str] = {}
-    for uid, sink in (part for one in planned.sinks for part in one.sink.parts(one.uid)):
-        if not isinstance(sink, DeltaSink):
-            continue
-        path = _canonical(sink.path)
-        if path in seen:
-            raise GraphError(
-                f"the sinks '{seen[path]}' and '{uid}' write the same Delta table {path}",
-                why="their commits of one checkpoint would conflict with each other",
-                what_to_do="union the streams, or use two tables",
-            )
-        seen[path] = uid
-
-
-def _canonical(path: str) -> str:
-    """Return the canonical form of a table's path."""
-    if "://" in path and not path.startswith("file:"):
-        scheme, _, rest = path.partition("://")
-        return f"{scheme.lower()}://{posixpath.normpath(rest)}"
-    local = unquote(urlparse(path).path) if path.startswith("file:") else path
-    return posixpath.realpath(local)

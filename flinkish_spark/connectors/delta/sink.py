@@ -8,10 +8,12 @@ See docs/delta-sink.md.
 from __future__ import annotations
 
 import json
+import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -35,7 +37,7 @@ from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, SchemaError
 from flinkish_spark.jars import how_to_get_delta
 from flinkish_spark.protocol.versions import SparkMinor
 
@@ -316,3 +318,28 @@ class DeltaSink(DeltaSinkSettings, Sink):
     def create_committer(self, spark: SparkSession, context: SinkContext) -> Committer:
         """Return the committing half."""
         return DeltaCommitter(self, DeltaCommits(self.store_options, spark), context)
+
+
+def require_tables_apart(sinks: Iterable[tuple[str, Sink]]) -> None:
+    """Raise GraphError if two sinks that commit together write one table."""
+    seen: dict[str, str] = {}
+    for uid, sink in sinks:
+        if not isinstance(sink, DeltaSink):
+            continue
+        path = _canonical(sink.path)
+        if path in seen:
+            raise GraphError(
+                f"the sinks '{seen[path]}' and '{uid}' write the same Delta table {path}",
+                why="their commits of one checkpoint would conflict with each other",
+                what_to_do="union the streams, or use two tables",
+            )
+        seen[path] = uid
+
+
+def _canonical(path: str) -> str:
+    """Return the canonical form of a table's path."""
+    if "://" in path and not path.startswith("file:"):
+        scheme, _, rest = path.partition("://")
+        return f"{scheme.lower()}://{posixpath.normpath(rest)}"
+    local = unquote(urlparse(path).path) if path.startswith("file:") else path
+    return posixpath.realpath(local)

@@ -7,13 +7,22 @@ from types import SimpleNamespace
 
 import pytest
 
-from flinkish_spark import BarrierRecords, DeltaSink, KafkaSink, OnBadRecord, Outcome, SinkWithDeadLetters
+from flinkish_spark import (
+    BarrierRecords,
+    DeltaSink,
+    KafkaSink,
+    OnBadRecord,
+    Outcome,
+    SinkGroup,
+    SinkWithDeadLetters,
+)
 from flinkish_spark.connectors.dead_letters import mark_dead_letter
+from flinkish_spark.connectors.delta.sink import require_tables_apart
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, Sink
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.job.preflight import _check_delta_paths, _check_sink_uids
+from flinkish_spark.job.preflight import _check_sink_uids
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
 from tests.support.sinks import sink_context_of
@@ -243,8 +252,12 @@ def test_what_is_inside_a_sink_is_looked_at_before_a_start() -> None:
     """One table for two sinks, and a uid that the dead letters have."""
     inner = SinkWithDeadLetters(Recording(), DeltaSink("/lake/a"))
     with pytest.raises(GraphError, match=r"'ledger.dead-letters' and 'copy' write the same Delta table"):
-        _check_delta_paths(planned(("ledger", inner), ("copy", DeltaSink("/lake/x/../a"))))
-    _check_delta_paths(planned(("ledger", inner), ("copy", DeltaSink("/lake/b"))))
+        require_tables_apart([*inner.parts("ledger"), ("copy", DeltaSink("/lake/x/../a"))])
+    with pytest.raises(GraphError, match=r"'ledger.dead-letters' and 'copy' write the same Delta table"):
+        SinkGroup({"ledger": inner, "copy": DeltaSink("/lake/a")}, checkpoint_location="/data/c")
+    with pytest.raises(ConfigError, match=r"'ledger.dead-letters' is used twice"):
+        SinkGroup({"ledger": inner, "ledger.dead-letters": DeltaSink("/b")}, checkpoint_location="/data/c")
+    require_tables_apart([*inner.parts("ledger"), ("copy", DeltaSink("/lake/b"))])
     nodes = planned(("ledger", inner), ("ledger.dead-letters", DeltaSink("/lake/b"))).sinks
     graph = SimpleNamespace(sinks=nodes, uids=lambda: tuple(node.uid for node in nodes))
     with pytest.raises(GraphError, match=r"'ledger.dead-letters' is used twice"):
