@@ -164,7 +164,7 @@ def environments(names: dict[str, Any]) -> list[StreamExecutionEnvironment]:
 
 def to_rows_and_stop(client: JobClient) -> None:
     """Stop the job when it has seen the input, if it does not end by itself."""
-    assert eventually(lambda: client.has_ended() or client.progress.batches > 1, within_s=120)
+    assert eventually(lambda: client.has_ended() or client.progress.batches > 1, within_s=300)
     client.stop_with_checkpoint()
     assert client.wait(timeout_ms=120_000)
     assert client.progress.rows_by_sink and all(client.progress.rows_by_sink.values())
