@@ -56,8 +56,7 @@ class Confirmation:
     def __init__(self, job: JobContext) -> None:
         self._job_dir, self._ownership = job.job_dir, job.ownership
         self._committers, self._sources = job.committers, job.sources
-        self._clock, self._observer = job.clock, job.tracker.timing(job.observer)
-        self._on_answers = job.tracker.on_answers
+        self._clock, self._observer, self._tracker = job.clock, job.observer, job.tracker
         self._must_give_up, self._waiting = job.must_give_up, job.waiting
         self._manifest, self._job = job.manifest, job.job
 
@@ -105,6 +104,7 @@ class Confirmation:
             return []
         self._ownership.check()
         self._observer.on_step_start(Step.SINK_COMMIT, uid)
+        began_ms = self._clock.monotonic_ms()
 
         def commit() -> tuple[list[CommitAnswer], bool]:
             try:
@@ -113,7 +113,7 @@ class Confirmation:
                 # To a deposed process the commits of its successor look like another timeline.
                 self._ownership.check()
                 raise
-            self._on_answers(uid, answers)
+            self._tracker.on_answers(uid, answers)
             for position, (pair, answer) in enumerate(zip(pairs, answers, strict=False)):
                 if answer.outcome is Outcome.LOST:
                     batch, lost = pair
@@ -135,6 +135,7 @@ class Confirmation:
         answers = self._repeat_until_done(
             commit, f"committing checkpoint {decision.checkpoint} to sink '{uid}'"
         )
+        self._tracker.on_committed(uid, self._clock.monotonic_ms() - began_ms)
         self._observer.on_step_end(Step.SINK_COMMIT, uid)
         return answers
 

@@ -14,7 +14,6 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import CorruptObjectError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.steps import Observer, SilentObserver, Step
 from flinkish_spark.core.upstream_cut import slowest_cut
 from flinkish_spark.protocol.checkpoint import CheckpointRequest, Participant, ParticipantKind
 from flinkish_spark.protocol.decisions import Decision, Verdict
@@ -256,8 +255,6 @@ class CheckpointTracker:
         self._times: dict[CheckpointId, Acknowledgements] = {}
         #: How long each sink took to commit the present checkpoint.
         self._commit_ms: dict[str, int] = {}
-        self._step_began_ms = 0
-        self._observer: Observer = SilentObserver()
         self._stored_ms = clock.monotonic_ms()
         self._lock = threading.Lock()
         self._history = self._load()
@@ -329,19 +326,8 @@ class CheckpointTracker:
         for answer in answers:
             self._answers.add(uid, _ANSWERS[answer.outcome], 1)
 
-    def timing(self, observer: Observer) -> Observer:
-        """Return an observer that times the commits of sinks and forwards to another observer."""
-        self._observer = observer
-        return self
-
-    def on_step_start(self, step: Step, subject: str) -> None:
-        self._step_began_ms = self._clock.monotonic_ms()
-        self._observer.on_step_start(step, subject)
-
-    def on_step_end(self, step: Step, subject: str) -> None:
-        if step is Step.SINK_COMMIT:
-            self._commit_ms[subject] = self._clock.monotonic_ms() - self._step_began_ms
-        self._observer.on_step_end(step, subject)
+    def on_committed(self, uid: str, took_ms: int) -> None:
+        self._commit_ms[uid] = took_ms
 
     def on_confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)

@@ -8,7 +8,7 @@ statistics alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -184,7 +184,8 @@ class CheckpointView:
 
 
 def list_checkpoint_ids(job: StoredJob, history: StatisticsHistory | None) -> tuple[CheckpointId, ...]:
-    return tuple(sorted({*job.job_dir.list_checkpoint_ids(), *(one.checkpoint for one in _all_of(history))}))
+    known = () if history is None else history.known
+    return tuple(sorted({*job.job_dir.list_checkpoint_ids(), *known}))
 
 
 def checkpoint_views(
@@ -205,7 +206,9 @@ def checkpoint_views(
         # The job deletes trigger, decision and receipt in this order, perhaps at this moment.
         if trigger is not None or found[1] is not None:
             stored[checkpoint] = found
-    measured = {one.checkpoint: one for one in _all_of(history) if wanted is None or one.checkpoint in wanted}
+    measured = {} if history is None else history.known
+    if wanted is not None:
+        measured = {checkpoint: one for checkpoint, one in measured.items() if checkpoint in wanted}
     lineages, pinned = job_dir.history(), job.pins().list_pinned()
     commits = {
         checkpoint: RetainedCheckpoint(
@@ -226,31 +229,12 @@ def checkpoint_views(
     return tuple(views)
 
 
-def _all_of(history: StatisticsHistory | None) -> Iterable[CheckpointStatistics]:
-    if history is None:
-        return ()
-    newest = (history.newest_completed, history.newest_failed, history.newest_savepoint)
-    # The entries come last, since they have the details.
-    return (*(one for one in newest if one is not None), *history.entries)
-
-
 def counts_json(history: StatisticsHistory) -> dict[str, int]:
     return {**history.counts.to_json(), "in_progress": history.counts.in_progress}
 
 
 def summary_json(history: StatisticsHistory, digits: int | None = None) -> dict[str, dict[str, float]]:
-    """Return the summary of each measured quantity, with averages of so many digits, or all of them."""
-    return {
-        quantity.value: {
-            "count": one.count,
-            "min": one.minimum,
-            "avg": one.average if digits is None else round(one.average, digits),
-            "p50": one.p50,
-            "p99": one.p99,
-            "max": one.maximum,
-        }
-        for quantity, one in history.summary().items()
-    }
+    return {quantity.value: one.to_json(digits) for quantity, one in history.summary().items()}
 
 
 def details_of(job: StoredJob, view: CheckpointView) -> dict[str, Any]:

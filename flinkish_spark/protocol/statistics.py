@@ -342,6 +342,12 @@ def make_sample(statistics: CheckpointStatistics) -> Sample:
     return tuple(known[quantity.value] for quantity in Quantity)
 
 
+def find_percentile(ordered: Sequence[int], permille: int) -> int:
+    """Return the smallest of the values that so many thousandths of all do not exceed."""
+    # In whole numbers, since 0.99 is not a float.
+    return ordered[(len(ordered) * permille + 999) // 1_000 - 1]
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Summary of one quantity over several checkpoints, without those that did not measure it.
@@ -367,10 +373,19 @@ class Summary:
         Summary(count=4, minimum=10, average=25.0, p50=20, p99=40, maximum=40)
         """
         ordered = sorted(values)
-        count = len(ordered)
-        # In whole numbers, since 0.99 is not a float.
-        p50, p99 = (ordered[(count * percent + 99) // 100 - 1] for percent in (50, 99))
-        return cls(count, ordered[0], sum(ordered) / count, p50, p99, ordered[-1])
+        p50, p99 = find_percentile(ordered, 500), find_percentile(ordered, 990)
+        return cls(len(ordered), ordered[0], sum(ordered) / len(ordered), p50, p99, ordered[-1])
+
+    def to_json(self, digits: int | None = None) -> dict[str, float]:
+        """Return the values by their short names, with an average of so many digits, or all of them."""
+        return {
+            "count": self.count,
+            "min": self.minimum,
+            "avg": self.average if digits is None else round(self.average, digits),
+            "p50": self.p50,
+            "p99": self.p99,
+            "max": self.maximum,
+        }
 
 
 #: Name of the total that holds a source's position, as the source counts its records.
@@ -497,17 +512,25 @@ class StatisticsHistory(StoredObject):
 
     def find(self, checkpoint: CheckpointId) -> CheckpointStatistics | None:
         """Return the statistics of a checkpoint; None if it is unknown or was dropped."""
+        return self.known.get(checkpoint)
+
+    @property
+    def known(self) -> dict[CheckpointId, CheckpointStatistics]:
+        """The entries and the newest checkpoints, by id."""
         newest = (self.newest_completed, self.newest_failed, self.newest_savepoint)
-        for known in (*self.entries, *newest):
-            if known is not None and known.checkpoint == checkpoint:
-                return known
-        return None
+        # The entries come last, since they have the details.
+        return {one.checkpoint: one for one in (*newest, *self.entries) if one is not None}
+
+    def list_values(self, quantity: Quantity) -> list[int]:
+        """Return the measured values of a quantity over the window, oldest first."""
+        at = list(Quantity).index(quantity)
+        values = (sample[at] for sample in self.samples)
+        return [value for value in values if value is not None]
 
     def summary(self) -> dict[Quantity, Summary]:
         """Return the summary over the window, without quantities that were never measured."""
-        columns = dict(zip(Quantity, zip(*self.samples, strict=True), strict=False))
-        known = {q: [number for number in column if number is not None] for q, column in columns.items()}
-        return {quantity: Summary.of(numbers) for quantity, numbers in known.items() if numbers}
+        columns = {quantity: self.list_values(quantity) for quantity in Quantity}
+        return {quantity: Summary.of(numbers) for quantity, numbers in columns.items() if numbers}
 
     def _repr_html_(self) -> str:
         counts = self.counts
@@ -528,13 +551,12 @@ class StatisticsHistory(StoredObject):
             for one in reversed(self.entries)
         ]
         shown = html_table(newest, columns=(*heads, "failure"), caption=f"Checkpoints: {said}")
-        spread = [
-            (name.value, one.count, one.minimum, round(one.average, 1), one.p50, one.p99, one.maximum)
-            for name, one in self.summary().items()
-        ]
-        columns = ("", "count", "min", "avg", "p50", "p99", "max")
-        caption = "Over the newest completed ones"
-        return shown + html_table(spread, columns=columns, caption=caption) if spread else shown
+        spread = {name.value: one.to_json(digits=1) for name, one in self.summary().items()}
+        if not spread:
+            return shown
+        rows = [(name, *one.values()) for name, one in spread.items()]
+        columns = ("", *next(iter(spread.values())))
+        return shown + html_table(rows, columns=columns, caption="Over the newest completed ones")
 
     def add_triggered(self, statistics: CheckpointStatistics) -> StatisticsHistory:
         """Note a checkpoint that has got its id."""

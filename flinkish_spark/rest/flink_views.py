@@ -9,7 +9,7 @@ checkpoint a sink has one for each channel that sent it a barrier.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flinkish_spark.core.accumulators import as_results
@@ -24,7 +24,8 @@ from flinkish_spark.protocol.statistics import (
     CheckpointStatus,
     ParticipantStatistics,
     Quantity,
-    Sample,
+    StatisticsHistory,
+    find_percentile,
 )
 from flinkish_spark.reporters.metrics import (
     job_measurements,
@@ -415,7 +416,7 @@ def checkpoints(snapshot: JobSnapshot, at_most: int) -> dict[str, Any]:
             "completed": counts.completed,
             "failed": counts.failed,
         },
-        "summary": _summary(history.samples),
+        "summary": _summary(history),
         "latest": {
             **{name: None if one is None else _checkpoint(snapshot, one) for name, one in found.items()},
             "restored": None
@@ -553,11 +554,10 @@ def _task_checkpoint(view: CheckpointView, participants: list[ParticipantStatist
     }
 
 
-def _summary(samples: Sequence[Sample]) -> dict[str, Any]:
-    columns = dict(zip(Quantity, zip(*samples, strict=True), strict=False)) if samples else {}
+def _summary(history: StatisticsHistory) -> dict[str, Any]:
     return {
-        **_sizes(_summarize(columns.get(Quantity.BYTES_STAGED, ()))),
-        "end_to_end_duration": _summarize(columns.get(Quantity.END_TO_END_MS, ())),
+        **_sizes(_summarize(history.list_values(Quantity.BYTES_STAGED))),
+        "end_to_end_duration": _summarize(history.list_values(Quantity.END_TO_END_MS)),
         **dict.fromkeys(_DATA, _summarize(())),
     }
 
@@ -567,12 +567,11 @@ def _summarize(values: Iterable[int | None]) -> dict[str, Any]:
     known = sorted(value for value in values if value is not None)
     if not known:
         return dict.fromkeys(("min", "max", "avg", *_PERMILLES), 0)
-    count = len(known)
     return {
         "min": known[0],
         "max": known[-1],
-        "avg": round(sum(known) / count),
-        **{name: known[(count * permille + 999) // 1_000 - 1] for name, permille in _PERMILLES.items()},
+        "avg": round(sum(known) / len(known)),
+        **{name: find_percentile(known, permille) for name, permille in _PERMILLES.items()},
     }
 
 

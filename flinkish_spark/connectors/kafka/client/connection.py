@@ -371,6 +371,9 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
             raise make_option_error(bare, f"it must be text, not {type(value).__name__}", "write it as text")
         if bare == "bootstrap.servers":
             raise make_option_error(bare, "it is given twice", "use bootstrap_servers only")
+        if bare.startswith(("sasl.login.", "sasl.oauthbearer.")) and bare not in OAUTH_OPTIONS:
+            known = " and ".join(sorted(OAUTH_OPTIONS))
+            raise make_option_error(bare, f"of Java's login handler Python has only {known}", "leave it out")
         if bare not in CONNECTION_OPTIONS:
             raise make_option_error(
                 bare,

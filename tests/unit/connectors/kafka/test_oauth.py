@@ -154,7 +154,6 @@ def test_an_endpoint_that_is_not_there_is_an_outage(endpoint: TokenEndpoint) -> 
             {"sasl.jaas.config": "OAuthBearerLoginModule required clientId=a clientSecret=b extension_a1=c;"},
             "extension 'a1'",
         ),
-        ({"sasl.login.read.timeout.ms": "soon"}, "read.timeout.ms"),
         ({"sasl.oauthbearer.jwks.endpoint.url": "http://x"}, "jwks"),
     ],
 )
@@ -165,9 +164,24 @@ def test_what_cannot_be_used_is_named(endpoint: TokenEndpoint, change: dict[str,
     assert SECRET not in str(refused.value)
 
 
-def test_options_of_java_alone_change_nothing(endpoint: TokenEndpoint) -> None:
-    more = {"sasl.login.refresh.window.factor": "0.5", "sasl.oauthbearer.sub.claim.name": "sub"}
-    assert tokens_of({**endpoint.options("job"), **more}).token()
+@pytest.mark.parametrize(
+    "option",
+    [
+        "sasl.login.connect.timeout.ms",
+        "sasl.login.read.timeout.ms",
+        "sasl.login.refresh.window.factor",
+        "sasl.login.retry.backoff.ms",
+        "sasl.oauthbearer.header.urlencode",
+        "sasl.oauthbearer.sub.claim.name",
+    ],
+)
+def test_options_that_java_alone_has_are_refused_by_name(endpoint: TokenEndpoint, option: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        KafkaConnection("b:1", {**endpoint.options("job"), f"kafka.{option}": "0.5"})
+    assert str(refused.value) == (
+        f"Kafka option {option!r} cannot be used. Of Java's login handler Python has only "
+        "sasl.login.callback.handler.class and sasl.oauthbearer.token.endpoint.url. To do: leave it out."
+    )
 
 
 def test_the_endpoints_tls_is_that_of_the_jaas_entry(endpoint: TokenEndpoint, tmp_path: Path) -> None:
