@@ -128,12 +128,10 @@ class MatchRecognize:
         said = self.clauses.get("WITHIN")
         if said is None:
             return None
-        words = [one.text.upper() for one in tokenize(said)]
-        unit = words[-1].removesuffix("S") if words else ""
-        if len(words) == 3 and words[0] == "INTERVAL" and unit in _UNITS_MS and words[1].isdigit():
-            window_ms = int(words[1]) * _UNITS_MS[unit]
-            if window_ms:
-                return window_ms
+        match [one.text.upper() for one in tokenize(said)]:
+            case ["INTERVAL", number, unit] if number.isdigit() and unit.removesuffix("S") in _UNITS_MS:
+                if int(number):
+                    return int(number) * _UNITS_MS[unit.removesuffix("S")]
         refuse(said, "it is no span of time", "write WITHIN INTERVAL '15' MINUTE")
 
 
@@ -175,7 +173,7 @@ def parse_measures(
     text: str, fields: T.StructType, names: Iterable[str]
 ) -> tuple[list[E.Expression], T.StructType]:
     """Parse the output columns of a match, as `first.id, last.value AS value`; return them and the fields."""
-    expressions, made, told = _make_named_expressions(fields, names), [], []
+    expressions, made, told = _make_named_expressions(fields, names), list[E.Expression](), T.StructType()
     for tokens in split_at_commas(text):
         if [one.word for one in tokens[-2:-1]] == ["AS"]:
             name, tokens = tokens[-1].text, tokens[:-2]
@@ -187,8 +185,8 @@ def parse_measures(
         if any(isinstance(part, E.Column) and part.variables is None for part in one.all_parts()):
             refuse(text, "a field stands there without a name of the pattern", "write name.field")
         made.append(one)
-        told.append(T.StructField(name, kind))
-    return made, T.StructType(told)
+        told.add(name, kind)
+    return made, told
 
 
 def _make_named_expressions(fields: T.StructType, names: Iterable[str]) -> ExpressionReader:

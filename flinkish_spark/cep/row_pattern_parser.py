@@ -27,7 +27,10 @@ def parse_row_pattern(text: str) -> RowPattern:
     tokens = tokenize(_APART.sub(lambda found: found.group(1) or f" {found.group()} ", text))
     if not tokens or tokens[0].word != "(" or tokens[-1].word != ")":
         refuse(text, "a row pattern stands in parentheses", "write PATTERN (A B+)")
-    return _Parser(text, tokens[1:-1]).parse()
+    return _Parser(text, [*tokens[1:-1], _END]).parse()
+
+
+_END = Token("the end", "\0", "", 0, 0)
 
 
 class _Parser:
@@ -36,8 +39,7 @@ class _Parser:
 
     def parse(self) -> RowPattern:
         found = self._parse_alternatives()
-        if self._at < len(self._tokens):
-            self._fail()
+        self._expect(_END.word)
         return found
 
     def _parse_alternatives(self) -> RowPattern:
@@ -52,9 +54,7 @@ class _Parser:
 
     def _parse_sequence(self) -> RowPattern:
         parts: list[RowPattern] = []
-        while self._at < len(self._tokens):
-            if self._word in ("|", ")", ",") or self._sees("-", "}"):
-                break
+        while self._token.word not in ("|", ")", ",", _END.word) and not self._sees("-", "}"):
             parts.append(self._parse_quantifier(self._parse_part()))
         return parts[0] if len(parts) == 1 else Concatenation(tuple(parts))
 
@@ -75,8 +75,8 @@ class _Parser:
             self._expect(")")
             # Permutations with an earlier part first are preferred.
             return OneOf(tuple(Concatenation(one) for one in itertools.permutations(parts)))
-        token = self._tokens[self._at] if self._at < len(self._tokens) else None
-        if token is None or not (token.kind in ("VAR", "IDENTIFIER") or token.text.isidentifier()):
+        token = self._token
+        if token.kind not in ("VAR", "IDENTIFIER") and not token.text.isidentifier():
             self._fail()
         self._at += 1
         return Variable(fold_name(token))
@@ -99,12 +99,12 @@ class _Parser:
         return Repetition(part, least, most, not self._takes("?"))
 
     def _parse_number(self) -> int | None:
-        word = self._word
+        word = self._token.word
         return int(word) if word.isdigit() and self._takes(word) else None
 
     @property
-    def _word(self) -> str:
-        return self._tokens[self._at].word if self._at < len(self._tokens) else ""
+    def _token(self) -> Token:
+        return self._tokens[self._at]
 
     def _sees(self, *words: str) -> bool:
         return tuple(one.word for one in self._tokens[self._at : self._at + len(words)]) == words
@@ -119,5 +119,4 @@ class _Parser:
             self._fail()
 
     def _fail(self) -> NoReturn:
-        where = self._tokens[self._at].text if self._at < len(self._tokens) else "the end"
-        refuse(self._text, f"{where!r} stands where it cannot", "correct the row pattern")
+        refuse(self._text, f"{self._token.text!r} stands where it cannot", "correct the row pattern")
