@@ -206,19 +206,10 @@ class Comparison(Leaf):
                 f"the condition {self.text!r} is evaluated on an event whose fields are not known",
                 what_to_do="give the pattern to a stream: CEP.pattern(stream, pattern)",
             )
-        return self.expression.value(self._frame(self.expression, given), None) is True
-
-    def _frame(self, expression: Expression, given: ConditionInput) -> Frame:
-        """Return the taken events, and after them the event itself, which has no name yet."""
-        rows: list[Sequence[Any]] = []
-        labels: list[str] = []
-        for name in names_in(expression):
-            taken = given.context.events_for(name)
-            rows += map(_fields, taken)
-            labels += [name] * len(taken)
-        rows.append(_fields(given.event))
-        labels.append("")
-        return Frame(rows, 0, labels, len(rows), len(rows), is_ended=True)
+        events = {name: given.context.events_for(name) for name in names_in(self.expression)}
+        # The event itself is the last one, and has no name yet.
+        frame = Frame.of({**events, "": (given.event,)})
+        return self.expression.value(frame, None) is True
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,10 +272,6 @@ class Or(_BinaryCondition):
 
     def __str__(self) -> str:
         return f"({self.first}) or ({self.second})"
-
-
-def _fields(event: Any) -> Sequence[Any]:
-    return event if isinstance(event, tuple) else (event,)
 
 
 def both(first: Condition, second: Condition) -> Condition:

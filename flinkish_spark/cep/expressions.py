@@ -7,7 +7,7 @@ Null is None, and logic has three values. The functions of values that are not n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,6 +32,13 @@ class Frame:
     match_number: int = 0
     #: True if no more rows can come.
     is_ended: bool = False
+
+    @classmethod
+    def of(cls, events: Mapping[str, Sequence[Any]]) -> Frame:
+        """Return the whole match of events by name; an event is a tuple, or the value of its only field."""
+        rows = [one if isinstance(one, tuple) else (one,) for own in events.values() for one in own]
+        labels = [name for name, own in events.items() for _ in own]
+        return cls(rows, 0, labels, len(rows), len(rows), is_ended=True)
 
     def places(self, variables: frozenset[str] | None, count: int) -> Iterator[int]:
         for at in range(count):

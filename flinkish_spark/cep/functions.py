@@ -86,17 +86,11 @@ class MeasuredMatches(PatternProcessFunction):
         self.text, self.lost, self.measures = text, lost, tuple(measures)
 
     def process_match(self, match: Match, ctx: PatternContext) -> Iterable[Any]:
-        frame = frame_of(match)
+        frame = Frame.of(match)
         return (tuple(one.value(frame, None) for one in self.measures),)
 
     def process_timed_out_match(self, match: Match, ctx: PatternContext) -> Iterable[Any] | None:
         return None if self.lost is None else self.lost.process_timed_out_match(match, ctx)
-
-
-def frame_of(match: Match) -> Frame:
-    taken = [(name, one) for name, events in match.items() for one in events]
-    rows = [one if isinstance(one, tuple) else (one,) for _, one in taken]
-    return Frame(rows, 0, [name for name, _ in taken], len(rows), len(rows), is_ended=True)
 
 
 def tells_of_lost(function: PatternProcessFunction) -> bool:

@@ -321,7 +321,7 @@ class _Search:
     asked: Mapping[Leaf, Expression]
 
     def classify(self, event: Any) -> EventAnswers:
-        frame = Frame((event,), 0, ("A",), 1, 1, is_ended=True)
+        frame = Frame.of({"A": (event,)})
         asked = map(self.asked.get, self.automaton.leaves)
         answers = (None if one is None else one.value(frame, None) is True for one in asked)
         return self.matcher.known[tuple(answers)]

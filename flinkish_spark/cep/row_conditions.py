@@ -24,7 +24,6 @@ from flinkish_spark.state.layered import Array
 Answers = list[bool | None]
 _WHOLES = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 _ARITHMETIC: dict[str, str] = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
-_COMPARED: dict[Any, str] = {V.is_equal: "equal", V.is_less: "less"}
 
 
 class _NotInColumns(Exception):
@@ -65,8 +64,8 @@ class _ColumnEvaluator:
         match made:
             case E.Column():
                 return self._columns[made.field]
-            case E.Literal():
-                return _to_scalar(made.given)
+            case E.Literal(None | bool() | int() | float() | str() as given):
+                return pa.scalar(given)
             case E.Navigation():
                 return self._shift(self.evaluate(made.of), -made.rows)
             case E.All():
@@ -129,7 +128,7 @@ class ComparedWithEarlier:
         """Return the mask of pairs that meet the condition; None if columns cannot tell."""
         if not self._is_known:
             return None
-        own = {name: pa.array(one, mask=one < 0) for name, one in zip(self._named, before, strict=True)}
+        own = dict(zip(self._named, before, strict=True))
         try:
             holds = _EventPairEvaluator(self.columns, pa.array(events), own).evaluate(self._made)
         except _NotInColumns:
@@ -148,9 +147,8 @@ def compute_measure(
     made: E.Expression, columns: Sequence[Any], named: Mapping[tuple[str, bool], Array], count: int
 ) -> pa.Array | None:
     """Return the values of an expression over the events of matches; None if columns cannot tell."""
-    own = {name: pa.array(one, mask=one < 0) for name, one in named.items()}
     try:
-        found = _EventPairEvaluator(columns, pa.nulls(count, pa.int64()), own).evaluate(made)
+        found = _EventPairEvaluator(columns, pa.nulls(count, pa.int64()), named).evaluate(made)
     except (_NotInColumns, pa.ArrowException):
         return None
     return found if isinstance(found, pa.Array) else pa.repeat(found, count)
@@ -160,10 +158,11 @@ class _EventPairEvaluator(_ColumnEvaluator):
     """Evaluates an expression over pairs of an event and earlier events."""
 
     def __init__(
-        self, columns: Sequence[pa.Array], events: pa.Array, before: Mapping[tuple[str, bool], pa.Array]
+        self, columns: Sequence[pa.Array], events: pa.Array, before: Mapping[tuple[str, bool], Array]
     ) -> None:
         super().__init__(columns, np.empty(0, dtype=np.int64))
-        self._events, self._before_of, self._from_first = events, before, False
+        self._before_of = {name: pa.array(one, mask=one < 0) for name, one in before.items()}
+        self._events, self._from_first = events, False
 
     def evaluate(self, made: E.Expression) -> Any:
         match made:
@@ -181,28 +180,18 @@ class _EventPairEvaluator(_ColumnEvaluator):
         return super().evaluate(made)
 
 
-def _to_scalar(given: Any) -> pa.Scalar:
-    if given is not None and not isinstance(given, bool | int | float | str):
-        raise _NotInColumns
-    return pa.scalar(given)
-
-
 def _apply(function: Callable[..., Any], values: Sequence[Any]) -> Any:
     if any(pa.types.is_null(one.type) for one in values):
         raise _NotInColumns
-    if function in _COMPARED:
-        return _compare(_COMPARED[function], *values)
-    if isinstance(function, functools.partial):
-        apply = _PARTIALS.get(function.func)
-        if apply is not None:
-            return apply(values, *function.args)
-    apply = _PLAIN.get(function)
+    bound = function.args if isinstance(function, functools.partial) else ()
+    apply = _OVER_COLUMNS.get(getattr(function, "func", function))
     if apply is None:
         raise _NotInColumns
-    return apply(values)
+    return apply(values, *bound)
 
 
-def _compare(name: str, one: Any, other: Any) -> Any:
+def _compare(name: str, values: Sequence[Any]) -> Any:
+    one, other = values
     kinds = one.type, other.type
     if all(map(pa.types.is_floating, kinds)):
         return _compare_floats(name, one, other)
@@ -250,16 +239,14 @@ def _to_double(values: Sequence[Any]) -> Any:
     return pc.cast(one, pa.float64(), safe=False)
 
 
-def _make_unary(name: str) -> Callable[[Sequence[Any], int], Any]:
-    return lambda values, bits: pc.call_function(f"{name}_checked", [_to_whole(values, bits)])
-
-
 #: By function of `cep.values`, the function over columns; it gets the values and the bound arguments.
-_PARTIALS: Mapping[Any, Callable[..., Any]] = {
+_OVER_COLUMNS: Mapping[Any, Callable[..., Any]] = {
+    V.is_equal: functools.partial(_compare, "equal"),
+    V.is_less: functools.partial(_compare, "less"),
     V.compute_wholes: _apply_to_integers,
     V.compute_doubles: _apply_to_doubles,
     V.whole_of_number: _to_whole,
-    V.negative_whole: _make_unary("negate"),
-    V.absolute_whole: _make_unary("abs"),
+    V.negative: lambda values: pc.negate_checked(*values),
+    V.absolute: lambda values: pc.abs_checked(*values),
+    float: _to_double,
 }
-_PLAIN: Mapping[Any, Callable[..., Any]] = {float: _to_double}

@@ -7,11 +7,11 @@ number.
 
 from __future__ import annotations
 
+import ctypes
 import decimal
 import math
 import operator
 import re
-import struct
 from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any
@@ -23,11 +23,10 @@ _EXACT = decimal.Context(prec=160, rounding=decimal.ROUND_HALF_UP)
 #: Number of decimal places with which Spark divides, before it rounds to the scale of the result.
 _DIVIDED_TO = decimal.Decimal(1).scaleb(-38)
 _TEXT_OF_WHOLE = re.compile(r"[+-]?\d+")
-_TEXT_OF_DOUBLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?[fd]?", re.IGNORECASE)
-_DOUBLES = {
-    "inf": math.inf, "+inf": math.inf, "infinity": math.inf, "+infinity": math.inf, "-inf": -math.inf,
-    "-infinity": -math.inf, "nan": math.nan,
-}  # fmt: skip
+#: Its group is a number that DECIMAL can have, too.
+_TEXT_OF_DOUBLE = re.compile(
+    r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)[fd]?|[+-]?inf(?:inity)?|nan", re.IGNORECASE
+)
 _TRUE, _FALSE = frozenset(("t", "true", "y", "yes", "1")), frozenset(("f", "false", "n", "no", "0"))
 _SIZES = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 
@@ -47,11 +46,7 @@ def whole(bits: int, value: int) -> int:
 
 def single(value: float) -> float:
     """Round a number to FLOAT."""
-    try:
-        found: float = struct.unpack("<f", struct.pack("<f", value))[0]
-    except OverflowError:
-        found = math.copysign(math.inf, value)
-    return found
+    return ctypes.c_float(value).value
 
 
 def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
@@ -66,6 +61,7 @@ def exact(digits: int, scale: int, value: decimal.Decimal) -> decimal.Decimal:
 
 
 _PLAIN: dict[str, Callable[[Any, Any], Any]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+_OF_DECIMALS = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide", "%": "remainder"}
 
 
 def _make_division_error(one: Any, name: str) -> PatternError:
@@ -82,15 +78,14 @@ def compute_wholes(name: str, bits: int, one: int, other: int) -> int:
     return -found if one < 0 else found
 
 
-def compute_doubles(name: str, one: float, other: float) -> float:
+def compute_doubles(name: str, one: float, other: float) -> Any:
     """Return a sum, difference, product, quotient or remainder."""
     if name in ("/", "%") and other == 0:
         raise _make_division_error(one, name)
     if name == "/":
         return one / other
     if name != "%":
-        found: float = _PLAIN[name](one, other)
-        return found
+        return _PLAIN[name](one, other)
     return math.nan if math.isinf(one) else math.fmod(one, other)
 
 
@@ -100,13 +95,9 @@ def compute_decimals(
     """Return a sum, difference, product, quotient or remainder as DECIMAL(digits, scale)."""
     if name in ("/", "%") and not other:
         raise _make_division_error(one, name)
+    found = getattr(_EXACT, _OF_DECIMALS[name])(one, other)
     if name == "/":
-        found = _EXACT.divide(one, other).quantize(_DIVIDED_TO, context=_EXACT)
-    elif name == "%":
-        found = _EXACT.remainder(one, other)
-    else:
-        computed = {"+": _EXACT.add, "-": _EXACT.subtract, "*": _EXACT.multiply}[name]
-        found = computed(one, other)
+        found = found.quantize(_DIVIDED_TO, context=_EXACT)
     return exact(digits, scale, found)
 
 
@@ -151,12 +142,10 @@ def whole_of_text(bits: int, text: str) -> int:
 
 
 def double_of_text(text: str) -> float:
-    stripped = text.strip()
-    if stripped.lower() in _DOUBLES:
-        return _DOUBLES[stripped.lower()]
-    if not _TEXT_OF_DOUBLE.fullmatch(stripped):
+    found = _TEXT_OF_DOUBLE.fullmatch(text.strip())
+    if found is None:
         raise _make_error(f"{text!r} is cast to DOUBLE", "it is no number")
-    return float(stripped.rstrip("fFdD"))
+    return float(found[1] or found[0])
 
 
 def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | None:
@@ -168,10 +157,10 @@ def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | 
 
 
 def decimal_of_text(digits: int, scale: int, text: str) -> decimal.Decimal:
-    stripped = text.strip()
-    if not _TEXT_OF_DOUBLE.fullmatch(stripped) or stripped[-1] in "fFdD":
+    found = _TEXT_OF_DOUBLE.fullmatch(text.strip())
+    if found is None or found[1] != found[0]:
         raise _make_error(f"{text!r} is cast to DECIMAL({digits},{scale})", "it is no number")
-    return exact(digits, scale, decimal.Decimal(stripped))
+    return exact(digits, scale, decimal.Decimal(found[0]))
 
 
 def boolean_of_text(text: str) -> bool:
@@ -196,14 +185,6 @@ def absolute(value: Any) -> Any:
     return value.copy_abs() if isinstance(value, decimal.Decimal) else abs(value)
 
 
-def negative_whole(bits: int, value: int) -> int:
-    return whole(bits, -value)
-
-
-def absolute_whole(bits: int, value: int) -> int:
-    return whole(bits, abs(value))
-
-
 def sum_of_doubles(values: Iterable[float]) -> float:
     return reduce(operator.add, values, 0.0)
 
@@ -220,9 +201,6 @@ def mean_of_decimals(digits: int, scale: int, values: list[decimal.Decimal]) -> 
     return exact(digits, scale, _EXACT.divide(reduce(_EXACT.add, values), decimal.Decimal(len(values))))
 
 
-def lesser(one: Any, other: Any) -> Any:
-    return other if is_less(other, one) else one
-
-
-def greater(one: Any, other: Any) -> Any:
-    return other if is_less(one, other) else one
+def order(value: Any) -> tuple[bool, Any]:
+    """Return what values are ordered by: NaN is the greatest."""
+    return value != value, value
