@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc.sink import Checks
+from flinkish_spark.connectors.jdbc.checks import Checks
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.databases import TestDatabase, commit, context_of, staged

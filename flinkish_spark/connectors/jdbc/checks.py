@@ -1,13 +1,20 @@
-"""Checks that a table stores records without changing them, made before the start and in each commit."""
+"""Checks of a stream and its table before the start; those of the table are repeated in each commit."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
+
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Session, WriteMode
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
+from flinkish_spark.connectors.jdbc.types import is_supported
 from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.errors import SchemaError
+
+LOG = logging.getLogger(__name__)
 
 _EXACT_KEYS = (
     "give the key columns a type and a collation that compare texts letter by letter: TEXT in PostgreSQL and "
@@ -20,10 +27,72 @@ _NO_CONVERSION = (
 )
 
 
-class TableCheck:
+class _RollbackChecks(Exception):
+    """Raised to roll back the transaction of the checks."""
+
+
+class Checks:
     def __init__(self, settings: JdbcSettings, context: SinkContext) -> None:
         self._settings, self._context = settings, context
         self._where = f"sink '{context.uid}'"
+
+    def run(self) -> tuple[ColumnInfo, ...]:
+        """Make all checks; tables created for them are rolled back if the database can do that."""
+        self._check_stream()
+        settings, schema = self._settings, self._context.schema
+        dialect, database = settings.dialect, Database(settings, self._context.uid)
+        with contextlib.closing(database), database.use() as session:
+            if why := dialect.why_lost_without_power(session):
+                lost = "%s: a power cut at %s can take what is reported as committed, since %s"
+                LOG.warning(lost, self._where, settings.url, why)
+            if not dialect.has_transactional_ddl:
+                settings.create_tables(session, schema)
+            with contextlib.suppress(_RollbackChecks), session.transaction(dialect.begin):
+                settings.create_tables(session, schema)
+                columns = self.check_table(session)
+                # Execute a checkpoint's statements without rows: the database checks the rights.
+                dialect.probe(session, settings.target(schema), deletes=bool(settings.deletes_by))
+                settings.control(self._context).try_out(session)
+                raise _RollbackChecks
+        return columns
+
+    def _check_stream(self) -> None:
+        settings, schema = self._settings, self._context.schema
+        for name in (*settings.key, *filter(None, [settings.deletes_by])):
+            if name not in schema.names:
+                raise SchemaError(
+                    f"{self._where} names the column '{name}', which its stream does not have",
+                    what_to_do=f"choose from {', '.join(schema.names)}",
+                )
+        for declared in schema.fields:
+            if not is_supported(declared.dataType):
+                raise SchemaError(
+                    f"{self._where} cannot write the field '{declared.name}' of type "
+                    f"{declared.dataType.simpleString()}",
+                    what_to_do="cast it to another type with transform(...)",
+                )
+            if declared.name in settings.key and isinstance(
+                declared.dataType, T.ArrayType | T.MapType | T.StructType
+            ):
+                raise SchemaError(
+                    f"the key of {self._where} has the column '{declared.name}' of type "
+                    f"{declared.dataType.simpleString()}",
+                    why="it is stored as JSON, which databases do not compare as a key",
+                    what_to_do="choose columns of scalar types",
+                )
+        said = (
+            ("delete_when", settings.delete_when, T.BooleanType),
+            ("row_kind", settings.row_kind, T.StringType),
+        )
+        for setting, column, kind in said:
+            if column and not isinstance(schema[column].dataType, kind):
+                raise SchemaError(
+                    f"{setting} of {self._where} names the column '{column}', whose type is not "
+                    f"{kind().simpleString().upper()}",
+                    what_to_do="compute a column of that type with transform(...)",
+                )
+        if not settings.target(schema).columns:
+            raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 
     def check_table(self, session: Session) -> tuple[ColumnInfo, ...]:
         """Check the table and return its columns; :meth:`.Dialect.hold` keeps them from changing."""
@@ -77,8 +146,8 @@ class TableCheck:
 
     def _check_key(self, session: Session) -> None:
         settings = self._settings
-        unique = settings.dialect.unique_keys_of(session, settings.table_name)
-        if frozenset(settings.key) not in unique:
+        indexes = settings.dialect.unique_indexes(session, settings.table_name)
+        if set(settings.key) not in indexes.values():
             raise SchemaError(
                 f"{self._where} upserts by {', '.join(settings.key)}, and {settings.table_name} has no "
                 "unique constraint on exactly these columns",

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.connectors.buffer import ApplyStatus, BufferedCommitter, BufferedRows
-from flinkish_spark.connectors.jdbc.checks import TableCheck
+from flinkish_spark.connectors.jdbc.checks import Checks
 from flinkish_spark.connectors.jdbc.control import TIMELINE
 from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import (
@@ -225,9 +225,9 @@ class CheckpointWrite:
                 deleted += len(same)
             else:
                 is_quick = not self._is_ordered and len({one.key for one in same}) == len(same)
-                write = self._dialect.write if is_quick else self._dialect.write_in_order
                 target = replace(self._target, columns=self._columns(same[0].batch))
-                write(self._session, target, [one.params for one in same])
+                params = [one.params for one in same]
+                self._dialect.write(self._session, target, params, in_order=not is_quick)
                 written += len(same)
         self._deleted += deleted
         self._written += written
@@ -342,7 +342,7 @@ class JdbcCommitter(BufferedCommitter):
             # from being altered between the check and the end.
             for table in settings.tables:
                 dialect.hold(session, table)
-            columns = TableCheck(settings, self._context).check_table(session)
+            columns = Checks(settings, self._context).check_table(session)
             write = CheckpointWrite(session, settings, self._context, columns)
             write.run(rows)
             if write.refusals and isinstance(settings.on_refused, DeadLetterTable):

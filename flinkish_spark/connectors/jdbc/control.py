@@ -26,6 +26,7 @@ from flinkish_spark.protocol.timeline import Mark, find_token
 
 _JOB, _SINK = "job_uuid", "sink_uid"
 _CHECKPOINT, _EPOCH, _FACTS = "checkpoint_id", "owner_epoch", "facts"
+_COLUMNS = (_JOB, _SINK, _CHECKPOINT, _EPOCH, _FACTS)
 #: Key of the timeline's token among the facts.
 TIMELINE = "timeline"
 
@@ -43,13 +44,8 @@ class ControlTable:
     @staticmethod
     def columns(dialect: Dialect) -> list[tuple[str, str]]:
         """Return names and types of the columns; the first two are the key."""
-        return [
-            (_JOB, f"{dialect.name_text} NOT NULL"),
-            (_SINK, f"{dialect.name_text} NOT NULL"),
-            (_CHECKPOINT, f"{dialect.number} NOT NULL"),
-            (_EPOCH, f"{dialect.number} NOT NULL"),
-            (_FACTS, f"{dialect.text} NOT NULL"),
-        ]
+        kinds = (dialect.name_text, dialect.name_text, dialect.number, dialect.number, dialect.text)
+        return [(name, f"{kind} NOT NULL") for name, kind in zip(_COLUMNS, kinds, strict=True)]
 
     @classmethod
     def create(cls, session: Session, dialect: Dialect, table: TableName) -> None:
@@ -123,8 +119,8 @@ class ControlTable:
             self.read(session)
 
     def _make_row(self, session: Session) -> None:
-        names = [name for name, _ in self.columns(self.dialect)]
-        session.run(self.dialect.insert_if_absent(self.table, names, (_JOB, _SINK)), (*self._key, 0, 0, "{}"))
+        row = (*self._key, 0, 0, "{}")
+        session.run(self.dialect.insert_if_absent(self.table, _COLUMNS, (_JOB, _SINK)), row)
 
     @property
     def _where(self) -> str:

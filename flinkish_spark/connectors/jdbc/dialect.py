@@ -275,12 +275,10 @@ class Dialect(ABC):
         parts += [f"PRIMARY KEY ({self.list_of(key)})"] if key else []
         return f"CREATE TABLE IF NOT EXISTS {self.table(table)} ({', '.join(parts)})"
 
-    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Insert or upsert rows with distinct keys, in the fastest way."""
-        session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
-
-    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Insert or upsert rows one after the other; keys may repeat."""
+    def write(
+        self, session: Session, target: Target, rows: Sequence[Params], *, in_order: bool = False
+    ) -> None:
+        """Insert or upsert rows; in order, one after the other, if keys may repeat."""
         session.run_many(self.insert(target.table, target.columns) + self.on_conflict(target), rows)
 
     @contextlib.contextmanager
@@ -303,9 +301,17 @@ class Dialect(ABC):
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         """Return a table's columns; empty if there is no such table."""
 
+    def unique_indexes(self, session: Session, table: TableName) -> dict[str, set[str | None]]:
+        """Return the columns of each unique index that is checked at all times."""
+        # None stands for a part of a column, or an expression.
+        indexes: dict[str, set[str | None]] = {}
+        for index, column in self.unique_columns(session, table):
+            indexes.setdefault(index, set()).add(column)
+        return indexes
+
     @abstractmethod
-    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        """Return the sets of columns with a unique constraint that is checked at all times."""
+    def unique_columns(self, session: Session, table: TableName) -> list[Params]:
+        """Return pairs of an index and one of its columns, for :meth:`unique_indexes`."""
 
     @abstractmethod
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
@@ -370,18 +376,23 @@ class Dialect(ABC):
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         """Return a function from a Python value to a parameter or UnfitValue; None if none is needed."""
-        return json_encoder(arrow_type) if is_nested(arrow_type) else self.scalar_encoder(arrow_type)
+        if pa.types.is_nested(arrow_type):
+            return lambda value: json.dumps(json_value(value, arrow_type), ensure_ascii=False)
+        return self.scalar_encoder(arrow_type)
 
     def scalar_encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
         return None
 
 
-def make_driver_error(system: str, module: str, extra: str) -> EnvironmentFault:
-    return EnvironmentFault(
-        f"there is no Python driver for {system}",
-        why=f"the module {module} cannot be imported",
-        what_to_do=how_to_install(extra),
-    )
+def import_driver(system: str, module: str, extra: str) -> Any:
+    try:
+        return __import__(module)
+    except ImportError as error:
+        raise EnvironmentFault(
+            f"there is no Python driver for {system}",
+            why=f"the module {module} cannot be imported",
+            what_to_do=how_to_install(extra),
+        ) from error
 
 
 class UnfitValue(str):
@@ -463,14 +474,6 @@ def to_text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def is_nested(arrow_type: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(arrow_type))
-
-
-def json_encoder(arrow_type: pa.DataType) -> Callable[[Any], str]:
-    return lambda value: json.dumps(json_value(value, arrow_type), ensure_ascii=False)
-
-
 def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None = None) -> str:
     """Return a row as a JSON object, with all or some columns."""
     record = {}
@@ -491,12 +494,8 @@ def json_value(value: Any, arrow_type: pa.DataType) -> Any:
         return dict(pairs) if is_text(arrow_type.key_type) else pairs
     if pa.types.is_struct(arrow_type):
         return {field.name: json_value(value[field.name], field.type) for field in arrow_type}
-    if is_nested(arrow_type):
+    if pa.types.is_nested(arrow_type):
         return [json_value(item, arrow_type.value_type) for item in value]
-    return _json_scalar(value)
-
-
-def _json_scalar(value: Any) -> Any:
     match value:
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

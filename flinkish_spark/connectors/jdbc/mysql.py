@@ -21,7 +21,7 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Trouble,
     UnfitValue,
     WriteMode,
-    make_driver_error,
+    import_driver,
     to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
@@ -110,10 +110,7 @@ class MySql(Dialect):
     types, also, bits, decimal = _TYPES, _ALSO, _BITS, "decimal"
 
     def connect(self, login: Login) -> Any:
-        try:
-            import pymysql
-        except ImportError as error:
-            raise make_driver_error("MySQL", "pymysql", "mysql") from error
+        pymysql = import_driver("MySQL", "pymysql", "mysql")
         url, timeout_s = login.url, max(1, login.timeout_ms // 1000)
         connection = pymysql.connect(
             host=url.host,
@@ -206,7 +203,10 @@ class MySql(Dialect):
             f" ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 {_COLLATION}"
         )
 
-    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+    def write(
+        self, session: Session, target: Target, rows: Sequence[Params], *, in_order: bool = False
+    ) -> None:
+        """Write many rows with one statement, which writes them one after the other."""
         one = f"({', '.join([self.marker] * len(target.columns))})"
         head = f"INSERT INTO {self.table(target.table)} ({self.list_of(target.columns)}) VALUES "
         ((most_bytes,),) = session.rows("SELECT @@max_allowed_packet")
@@ -222,10 +222,6 @@ class MySql(Dialect):
                     why = f"the record is {size} bytes of SQL, and max_allowed_packet is {most_bytes}"
                     raise StatementTooLong(why)
             session.run(sql, params)
-
-    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        # A statement with several rows writes them one after the other.
-        self.write(session, target, rows)
 
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         # A trigger, an AUTO_INCREMENT and, in old settings, a TIMESTAMP replace a null.
@@ -244,20 +240,10 @@ class MySql(Dialect):
             for n, t, must, no, made, letters in found
         ]
 
-    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        # Indexes over parts of columns or expressions are left out.
-        indexes = self._find_unique_indexes(session, table)
-        return [columns for columns in indexes.values() if None not in columns]
-
-    def _find_unique_indexes(self, session: Session, table: TableName) -> dict[str, frozenset[Any]]:
-        """Return the columns of each unique index; None for a part of a column, or an expression."""
+    def unique_columns(self, session: Session, table: TableName) -> list[Params]:
         select = "index_name, column_name, sub_part FROM information_schema.statistics"
         found = self._ask_about(session, table, select, more="AND non_unique = 0")
-        indexes: dict[str, frozenset[Any]] = {}
-        for name, column, part in found:
-            whole = None if column is None or part is not None else str(column)
-            indexes[str(name)] = indexes.get(str(name), frozenset()) | {whole}
-        return indexes
+        return [(index, column if part is None else None) for index, column, part in found]
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
         """Check types and collations: most collations ignore case, accents and trailing spaces."""
@@ -289,7 +275,7 @@ class MySql(Dialect):
 
     def why_not_upserted(self, session: Session, target: Target) -> str:
         """Look for unique indexes besides the key's, including those over parts of columns or expressions."""
-        for index, columns in sorted(self._find_unique_indexes(session, target.table).items()):
+        for index, columns in sorted(self.unique_indexes(session, target.table).items()):
             if columns != set(target.key):
                 return f"MySQL's upsert also replaces a row that is equal in its unique index {index}"
         return ""

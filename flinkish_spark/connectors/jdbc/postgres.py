@@ -20,8 +20,7 @@ from flinkish_spark.connectors.jdbc.dialect import (
     Target,
     Trouble,
     WriteMode,
-    is_nested,
-    make_driver_error,
+    import_driver,
     to_text,
 )
 from flinkish_spark.connectors.jdbc.names import TableName
@@ -89,10 +88,7 @@ class Postgres(Dialect):
     types, also, bits, decimal = _TYPES, _ALSO, _BITS, "numeric"
 
     def connect(self, login: Login) -> Any:
-        try:
-            import psycopg
-        except ImportError as error:
-            raise make_driver_error("PostgreSQL", "psycopg", "postgresql") from error
+        psycopg = import_driver("PostgreSQL", "psycopg", "postgresql")
         url = login.url
         settings: dict[str, Any] = {"connect_timeout": _CONNECT_TIMEOUT_S, "application_name": "flinkish"}
         settings |= url.options
@@ -163,10 +159,13 @@ class Postgres(Dialect):
         detail = f": {diag.message_detail}" if diag.message_detail else ""
         return " ".join(f"{diag.message_primary}{detail} ({diag.sqlstate})".split())
 
-    def write(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
+    def write(
+        self, session: Session, target: Target, rows: Sequence[Params], *, in_order: bool = False
+    ) -> None:
         """COPY rows into the table; for an upsert, into a temporary table first."""
-        if len(rows) < _FEW_ROWS:
-            super().write(session, target, rows)
+        # A statement that upserts may have each key only once.
+        if len(rows) < _FEW_ROWS or (in_order and target.mode is WriteMode.UPSERT):
+            super().write(session, target, rows, in_order=in_order)
         elif target.mode is WriteMode.INSERT:
             import psycopg
 
@@ -175,22 +174,12 @@ class Postgres(Dialect):
                     self._copy(session, self.table(target.table), target.columns, rows)
             except psycopg.errors.FeatureNotSupported:
                 # A table with row-level security, or a view with rules, accepts INSERT only.
-                super().write(session, target, rows)
+                super().write(session, target, rows, in_order=in_order)
         else:
-            self._stage(session, target, target.columns, rows)
             names = self.list_of(target.columns)
-            session.run(
-                f"INSERT INTO {self.table(target.table)} ({names}) SELECT {names} FROM pg_temp.{_STAGE}"
-                + self.on_conflict(target)
-            )
-            session.run(f"DROP TABLE pg_temp.{_STAGE}")
-
-    def write_in_order(self, session: Session, target: Target, rows: Sequence[Params]) -> None:
-        """Upsert row by row: a statement may have each key only once."""
-        if target.mode is WriteMode.INSERT:
-            self.write(session, target, rows)
-        else:
-            super().write_in_order(session, target, rows)
+            upsert = f"INSERT INTO {self.table(target.table)} ({names}) SELECT {names} FROM pg_temp.{_STAGE}"
+            with self._stage(session, target, target.columns, rows):
+                session.run(upsert + self.on_conflict(target))
 
     @contextlib.contextmanager
     def defer_constraints(self, session: Session) -> Iterator[None]:
@@ -202,19 +191,22 @@ class Postgres(Dialect):
         if len(keys) < _FEW_ROWS:
             super().delete(session, target, keys)
             return
-        self._stage(session, target, target.key, keys)
         same = " AND ".join(f"t.{self.quote(c)} = s.{self.quote(c)}" for c in target.key)
-        session.run(f"DELETE FROM {self.table(target.table)} t USING pg_temp.{_STAGE} s WHERE {same}")
-        session.run(f"DROP TABLE pg_temp.{_STAGE}")
+        with self._stage(session, target, target.key, keys):
+            session.run(f"DELETE FROM {self.table(target.table)} t USING pg_temp.{_STAGE} s WHERE {same}")
 
+    @contextlib.contextmanager
     def _stage(
         self, session: Session, target: Target, columns: Sequence[str], rows: Sequence[Params]
-    ) -> None:
+    ) -> Iterator[None]:
+        """Keep the rows in a temporary table during the block."""
         session.run(
             f"CREATE TEMPORARY TABLE {_STAGE} ON COMMIT DROP AS "
             f"SELECT {self.list_of(columns)} FROM {self.table(target.table)} WITH NO DATA"
         )
         self._copy(session, f"pg_temp.{_STAGE}", columns, rows)
+        yield
+        session.run(f"DROP TABLE pg_temp.{_STAGE}")
 
     def _copy(self, session: Session, table: str, columns: Sequence[str], rows: Sequence[Params]) -> None:
         statement = f"COPY {table} ({self.list_of(columns)}) FROM STDIN"
@@ -230,8 +222,8 @@ class Postgres(Dialect):
         """Also check the right to create the temporary table of an upsert."""
         super().probe(session, target, deletes=deletes)
         if target.mode is WriteMode.UPSERT:
-            self._stage(session, target, target.columns, ())
-            session.run(f"DROP TABLE pg_temp.{_STAGE}")
+            with self._stage(session, target, target.columns, ()):
+                pass
 
     def columns_of(self, session: Session, table: TableName) -> list[ColumnInfo]:
         found = session.rows(
@@ -253,15 +245,14 @@ class Postgres(Dialect):
             for n, t, must, no, enum, made in found
         ]
 
-    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        found = session.rows(
-            "SELECT array_agg(a.attname::text) FROM pg_index i JOIN pg_attribute a "
+    def unique_columns(self, session: Session, table: TableName) -> list[Params]:
+        return session.rows(
+            "SELECT i.indexrelid, a.attname FROM pg_index i JOIN pg_attribute a "
             "ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) "
             "WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indimmediate AND i.indisvalid "
-            "AND i.indpred IS NULL AND i.indexprs IS NULL GROUP BY i.indexrelid",
+            "AND i.indpred IS NULL AND i.indexprs IS NULL",
             (self._plain(table),),
         )
-        return [frozenset(map(str, names)) for (names,) in found]
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
         """Check the types of text columns, and look for non-deterministic collations."""
@@ -344,7 +335,7 @@ class Postgres(Dialect):
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
         """Return true for JSON in json and text, where a zero byte is an escape; jsonb refuses it."""
-        return is_nested(arrow_type) and column_type in ("json", "text")
+        return bool(pa.types.is_nested(arrow_type)) and column_type in ("json", "text")
 
 
 def _why_not_jsonb(text: str) -> str:

@@ -1,25 +1,19 @@
-"""The JDBC sink and its preflight checks."""
+"""The JDBC sink."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
 
-from pyspark.sql import types as T
-
 from flinkish_spark.connectors.buffer import BufferedSink, BufferWriter
-from flinkish_spark.connectors.jdbc.checks import TableCheck
+from flinkish_spark.connectors.jdbc.checks import Checks
 from flinkish_spark.connectors.jdbc.committer import JdbcCommitter
-from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, WriteMode
 from flinkish_spark.connectors.jdbc.names import JdbcUrl, TableName
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings, RecordCheck, RefusedPolicy
-from flinkish_spark.connectors.jdbc.types import is_supported
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, SinkContext, SinkWriter
-from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.secrets import Secret, secret_of
@@ -27,75 +21,6 @@ from flinkish_spark.protocol.durations import Milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-LOG = logging.getLogger(__name__)
-
-
-class _RollbackChecks(Exception):
-    """Raised to roll back the transaction of the checks."""
-
-
-class Checks(TableCheck):
-    """Checks before the start: the stream, the table, and the rights."""
-
-    def run(self) -> tuple[ColumnInfo, ...]:
-        """Make all checks; tables created for them are rolled back if the database can do that."""
-        self._check_stream()
-        settings, schema = self._settings, self._context.schema
-        dialect, database = settings.dialect, Database(settings, self._context.uid)
-        with contextlib.closing(database), database.use() as session:
-            if why := dialect.why_lost_without_power(session):
-                lost = "%s: a power cut at %s can take what is reported as committed, since %s"
-                LOG.warning(lost, self._where, settings.url, why)
-            if not dialect.has_transactional_ddl:
-                settings.create_tables(session, schema)
-            with contextlib.suppress(_RollbackChecks), session.transaction(dialect.begin):
-                settings.create_tables(session, schema)
-                columns = self.check_table(session)
-                # Execute a checkpoint's statements without rows: the database checks the rights.
-                dialect.probe(session, settings.target(schema), deletes=bool(settings.deletes_by))
-                settings.control(self._context).try_out(session)
-                raise _RollbackChecks
-        return columns
-
-    def _check_stream(self) -> None:
-        settings, schema = self._settings, self._context.schema
-        for name in (*settings.key, *filter(None, [settings.deletes_by])):
-            if name not in schema.names:
-                raise SchemaError(
-                    f"{self._where} names the column '{name}', which its stream does not have",
-                    what_to_do=f"choose from {', '.join(schema.names)}",
-                )
-        for declared in schema.fields:
-            if not is_supported(declared.dataType):
-                raise SchemaError(
-                    f"{self._where} cannot write the field '{declared.name}' of type "
-                    f"{declared.dataType.simpleString()}",
-                    what_to_do="cast it to another type with transform(...)",
-                )
-            if declared.name in settings.key and isinstance(
-                declared.dataType, T.ArrayType | T.MapType | T.StructType
-            ):
-                raise SchemaError(
-                    f"the key of {self._where} has the column '{declared.name}' of type "
-                    f"{declared.dataType.simpleString()}",
-                    why="it is stored as JSON, which databases do not compare as a key",
-                    what_to_do="choose columns of scalar types",
-                )
-        said = (
-            ("delete_when", settings.delete_when, T.BooleanType),
-            ("row_kind", settings.row_kind, T.StringType),
-        )
-        for setting, column, kind in said:
-            if column and not isinstance(schema[column].dataType, kind):
-                raise SchemaError(
-                    f"{setting} of {self._where} names the column '{column}', whose type is not "
-                    f"{kind().simpleString().upper()}",
-                    what_to_do="compute a column of that type with transform(...)",
-                )
-        if not settings.target(schema).columns:
-            raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 
 
 def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> None:

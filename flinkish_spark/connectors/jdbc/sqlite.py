@@ -87,28 +87,27 @@ class Sqlite(Dialect):
             for n, t, not_null, default, pk in found
         ]
 
-    def unique_keys_of(self, session: Session, table: TableName) -> list[frozenset[str]]:
-        place, keys = self._place(table), []
-        primary = session.rows("SELECT name FROM pragma_table_info(?, ?) WHERE pk > 0", place)
-        if primary:
-            keys.append(frozenset(str(name) for (name,) in primary))
-        indexes = session.rows(
-            'SELECT name FROM pragma_index_list(?, ?) WHERE "unique" AND NOT partial', place
+    def unique_columns(self, session: Session, table: TableName) -> list[tuple[Any, ...]]:
+        # An INTEGER PRIMARY KEY has no index.
+        name, schema = self._place(table)
+        return session.rows(
+            "SELECT '', name FROM pragma_table_info(?, ?) WHERE pk > 0 "
+            "UNION ALL SELECT i.name, c.name FROM pragma_index_list(?, ?) i "
+            'JOIN pragma_index_info(i.name, ?) c WHERE i."unique" AND NOT i.partial',
+            (name, schema, name, schema, schema),
         )
-        for (index,) in indexes:
-            columns = session.rows("SELECT name FROM pragma_index_info(?, ?)", (index, place[1]))
-            if all(name is not None for (name,) in columns):
-                keys.append(frozenset(str(name) for (name,) in columns))
-        return keys
 
     def why_keys_fold(self, session: Session, table: TableName, key: Sequence[T.StructField]) -> str:
         """Check the collations of unique indexes, which include that of the key's columns."""
-        place, names = self._place(table), {field.name for field in key}
-        for (index,) in session.rows('SELECT name FROM pragma_index_list(?, ?) WHERE "unique"', place):
-            found = session.rows("SELECT name, coll, key FROM pragma_index_xinfo(?, ?)", (index, place[1]))
-            for name, collation, is_key in found:
-                if name in names and is_key and str(collation).upper() != "BINARY":
-                    return f"the collation {collation} of its column {name} takes different texts for equal"
+        (name, schema), names = self._place(table), {field.name for field in key}
+        found = session.rows(
+            "SELECT c.name, c.coll FROM pragma_index_list(?, ?) i "
+            'JOIN pragma_index_xinfo(i.name, ?) c WHERE i."unique" AND c.key',
+            (name, schema, schema),
+        )
+        for column, collation in found:
+            if column in names and str(collation).upper() != "BINARY":
+                return f"the collation {collation} of its column {column} takes different texts for equal"
         return ""
 
     def is_ordered(self, session: Session, table: TableName) -> bool:

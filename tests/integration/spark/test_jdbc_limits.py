@@ -6,7 +6,7 @@ import random
 
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.jdbc.sink import Checks
+from flinkish_spark.connectors.jdbc.checks import Checks
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.protocol.records import Outcome
 from tests.support.databases import TestDatabase, commit, context_of, staged

@@ -10,8 +10,8 @@ import random
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.jdbc.checks import Checks
 from flinkish_spark.connectors.jdbc.settings import DeadLetterTable
-from flinkish_spark.connectors.jdbc.sink import Checks
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.protocol.records import Outcome

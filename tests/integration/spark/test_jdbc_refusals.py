@@ -10,9 +10,9 @@ import traceback
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.jdbc.checks import Checks
 from flinkish_spark.connectors.jdbc.names import TableName
 from flinkish_spark.connectors.jdbc.settings import DeadLetterTable
-from flinkish_spark.connectors.jdbc.sink import Checks
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError, UnavailableError
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret
 from flinkish_spark.protocol.ids import CheckpointId
