@@ -22,11 +22,14 @@ from flinkish_spark.core.errors import PatternError
 _EXACT = decimal.Context(prec=160, rounding=decimal.ROUND_HALF_UP)
 #: Number of decimal places with which Spark divides, before it rounds to the scale of the result.
 _DIVIDED_TO = decimal.Decimal(1).scaleb(-38)
-_TEXT_OF_WHOLE = re.compile(r"[+-]?\d+")
-#: Its group is a number that DECIMAL can have, too.
+_TEXT_OF_WHOLE = re.compile(r"[+-]?[0-9]+")
+#: Its group is a number that DECIMAL can have, too. DECIMAL takes the digits of every script, as Java's does.
 _TEXT_OF_DOUBLE = re.compile(
     r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)[fd]?|[+-]?inf(?:inity)?|nan", re.IGNORECASE
 )
+#: Characters that Spark ignores at both ends of a number, and of a whole number or a boolean.
+_BLANKS = "".join(map(chr, range(0x21)))
+_CONTROLS = f"{_BLANKS}\x7f"
 _TRUE, _FALSE = frozenset(("t", "true", "y", "yes", "1")), frozenset(("f", "false", "n", "no", "0"))
 _SIZES = {8: "TINYINT", 16: "SMALLINT", 32: "INT", 64: "BIGINT"}
 
@@ -136,14 +139,15 @@ def whole_of_number(bits: int, value: Any) -> int:
 
 
 def whole_of_text(bits: int, text: str) -> int:
-    if not _TEXT_OF_WHOLE.fullmatch(text.strip()):
+    digits = text.strip(_CONTROLS)
+    if not _TEXT_OF_WHOLE.fullmatch(digits):
         raise _make_error(f"{text!r} is cast to {_SIZES[bits]}", "it is no whole number")
-    return whole(bits, int(text))
+    return whole(bits, int(digits))
 
 
 def double_of_text(text: str) -> float:
-    found = _TEXT_OF_DOUBLE.fullmatch(text.strip())
-    if found is None:
+    found = _TEXT_OF_DOUBLE.fullmatch(text.strip(_BLANKS))
+    if found is None or not text.isascii():
         raise _make_error(f"{text!r} is cast to DOUBLE", "it is no number")
     return float(found[1] or found[0])
 
@@ -157,14 +161,14 @@ def decimal_of_number(digits: int, scale: int, value: Any) -> decimal.Decimal | 
 
 
 def decimal_of_text(digits: int, scale: int, text: str) -> decimal.Decimal:
-    found = _TEXT_OF_DOUBLE.fullmatch(text.strip())
+    found = _TEXT_OF_DOUBLE.fullmatch(text.strip(_BLANKS))
     if found is None or found[1] != found[0]:
         raise _make_error(f"{text!r} is cast to DECIMAL({digits},{scale})", "it is no number")
     return exact(digits, scale, decimal.Decimal(found[0]))
 
 
 def boolean_of_text(text: str) -> bool:
-    word = text.strip().lower()
+    word = text.strip(_CONTROLS).lower()
     if word not in _TRUE | _FALSE:
         raise _make_error(f"{text!r} is cast to BOOLEAN", "it is neither true nor false")
     return word in _TRUE
