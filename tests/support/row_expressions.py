@@ -62,7 +62,7 @@ EXPRESSIONS = [
     # Digits of another script, and characters at the ends that Spark ignores or does not.
     *(
         f"CAST('{text}' AS {kind})"
-        for text in ("\u0663", "\u0663.\u0665", "\xa03", "\x1f3", "\x7f3", "3\u2003", "\x003", " 3. ", "t\x7f")
+        for text in ("\u0663", "\u0663.\u0665", "\xa03", "\x1f3", "\x7f3", "3\u2003", "\x003", " 3.", "t\x7f")
         for kind in ("INT", "DOUBLE", "DECIMAL(10,2)", "BOOLEAN")
     ),
     "i + 1", "l + 1", "b * 2", "d * 2", "p * 2", "f + 1.5", "p + 1.5", "i / 2", "i % 2", "1.5 * 2",
