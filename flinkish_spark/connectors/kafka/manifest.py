@@ -29,7 +29,8 @@ from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalError
+from flinkish_spark.core.errors import EnvironmentFault, InternalError
+from flinkish_spark.core.fields import Name, check_fields
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.envelope import seal
@@ -72,12 +73,11 @@ class KafkaManifest(Manifest):
     """
 
     bootstrap_servers: str
-    topic: str
+    topic: Name
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topic, str) or not self.topic:
-            raise ConfigError("the Kafka manifest has no topic", what_to_do="name an existing topic")
+        check_fields(self, topic="name an existing topic")
         _ = self.connection  # Raises if servers or options cannot be used.
 
     @cached_property

@@ -145,12 +145,10 @@ class KafkaSink(KafkaSinkSettings, Sink):
             form.make_writer(fields, self.data_topics, part)  # Raises if a registry refuses the schema.
         given = context.checkpoint
         if self.barriers is not BarrierRecords.NONE and given.mode is CheckpointingMode.AT_LEAST_ONCE:
-            raise ConfigError(
-                f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
-                "CheckpointingMode.AT_LEAST_ONCE",
-                why="in this mode records of a checkpoint can follow its barrier record",
-                what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
-            )
+            # In this mode records of a checkpoint can follow its barrier record.
+            what = f"the {who} writes barrier records, and checkpoints have CheckpointingMode.AT_LEAST_ONCE"
+            to_do = "use CheckpointingMode.EXACTLY_ONCE, or leave barriers out"
+            raise ConfigError(what, what_to_do=to_do)
         least = given.interval_ms + given.restart_budget_ms
         if self.delivery is DeliveryGuarantee.EXACTLY_ONCE and self.transaction_timeout_ms < least:
             raise ConfigError(
@@ -184,11 +182,10 @@ class KafkaSink(KafkaSinkSettings, Sink):
             if self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
                 # Block 0 of owner 0 is never leased, and its id has the prefix that ACLs are written for.
                 probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
-                needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
                 try:
                     admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
                 except ConfigError as refused:
-                    raise_translated(add_advice(refused, context.uid, needed_ms), refused)
+                    raise_translated(add_advice(refused, context.uid, least), refused)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         tasks = KafkaWriter(self, context)
