@@ -46,7 +46,7 @@ class Range:
         if float in kinds:
             check_factor(name, value, self.least, self.most)
         elif NoLimit in kinds:
-            check_limit(name, value, self.least)
+            check_limit(name, value, self.least, self.most)
         else:
             check_whole(name, value, self.least, self.most)
 
@@ -150,8 +150,7 @@ class _Rule:
             return value
         for kind in self.kinds:
             if kind not in (int, float) and _fits(value, kind):
-                if type(value) is not kind and not isinstance(value, str | Mapping | Sequence):
-                    check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
+                _check_members(name, value, kind)
                 if self.text is not None and isinstance(value, str | Sequence):
                     self.text.check(name, value, what_to_do)
                 return tuple(value) if typing.get_origin(kind) in (tuple, Sequence) else value
@@ -202,6 +201,15 @@ def _fits(value: Any, kind: Any) -> bool:
         has_all = all(callable(getattr(value, name, None)) for name in methods_of(found))
         return has_all and not isinstance(value, type) and (is_protocol or isinstance(value, found))
     return isinstance(value, found)
+
+
+def _check_members(name: str, value: Any, kind: Any) -> None:
+    """Raise ConfigError for a method that cannot run, of an object or of one in a list."""
+    is_list = typing.get_origin(kind) in (tuple, Sequence)
+    wanted = typing.get_args(kind)[0] if is_list else kind
+    for one in value if is_list else (value,):
+        if type(one) is not wanted and not isinstance(one, str | Mapping | Sequence):
+            check_methods(one, wanted, f"the {type(one).__name__} that is given as {name}")
 
 
 def _is_plain(kind: Any) -> bool:

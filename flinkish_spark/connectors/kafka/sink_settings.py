@@ -6,15 +6,15 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import (
-    PRODUCER_SETTINGS,
     DeliveryGuarantee,
+    ProducerSettings,
     RecordHeaders,
 )
 from flinkish_spark.connectors.plain_formats import Json, Raw
@@ -23,7 +23,6 @@ from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Name, Names, Range, check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord
 from flinkish_spark.core.validation import values_by_name
-from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.durations import Milliseconds
 
 #: The broker's default for transaction.max.timeout.ms.
@@ -126,26 +125,16 @@ class KafkaSinkSettings:
 
     def _check_producer(self) -> None:
         """Refuse producer settings that the sink sets itself, or that break its guarantee."""
-        settings: Mapping[str, Any] = self.producer
         allowed = {} if self.delivery is DeliveryGuarantee.NONE else _IDEMPOTENT
-        for given, value in settings.items():
-            name = given.removeprefix("kafka.")
-            what, what_to_do = "", "leave it out"
+        for given, value in self.producer.items():
+            what, name = "", given.removeprefix("kafka.")
             if name in _OWN:
-                what = "cannot be set: the sink sets it itself"
-                what_to_do = "use the sink's own parameters, or leave it out"
-            elif name not in PRODUCER_SETTINGS:
-                what = "is not known: a setting is taken if it changes nothing that the sink promises"
-                what_to_do = closest(name, PRODUCER_SETTINGS) or what_to_do
-                if is_connection_option(name):
-                    what_to_do = f"give it to options: options={{'{name}': ...}}"
-            elif not isinstance(value, str):
-                what, what_to_do = "must be text", "write it in quotes"
-            elif name in allowed and not re.fullmatch(allowed[name], value.strip().lower()):
+                what = "cannot be set: the sink sets it itself, by parameters of its own"
+            elif name in allowed and not re.fullmatch(allowed[name], str(value).strip().lower()):
                 what = f"cannot have this value: DeliveryGuarantee.{self.delivery.name} depends on it"
-                what_to_do = "leave it out, or use DeliveryGuarantee.NONE"
             if what:
-                raise ConfigError(f"the producer setting '{given}' {what}", what_to_do=what_to_do)
+                raise ConfigError(f"the producer setting '{given}' {what}", what_to_do="leave it out")
+        ProducerSettings.of(self.producer, self.delivery)
 
     @property
     def key_format(self) -> Format | None:

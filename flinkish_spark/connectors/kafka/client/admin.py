@@ -206,10 +206,8 @@ class KafkaAdmin(WireClient):
             try:
                 admin.create_topics(spec, wait_for_metadata=True)
             except kafka_errors.TopicAlreadyExistsError as exists:
-                raise ConfigError(
-                    f"Kafka topic {name!r} exists already",
-                    what_to_do="take another name, or use the topic as it is",
-                ) from exists
+                to_do = "take another name, or use the topic as it is"
+                raise ConfigError(f"Kafka topic {name!r} exists already", what_to_do=to_do) from exists
 
         self._wire.call(f"create topic {name}", create)
 

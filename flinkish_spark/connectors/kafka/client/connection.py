@@ -340,18 +340,15 @@ def _read_in_jaas(found: re.Match[str]) -> str:
 def _check_servers(servers: object) -> tuple[str, ...]:
     entries = servers.split(",") if isinstance(servers, str) else servers
     if not isinstance(entries, (list, tuple)) or not entries:
-        raise ConfigError(
-            "bootstrap_servers must be 'host:port' or a list of them", what_to_do='write "host:9092"'
-        )
+        what = "bootstrap_servers must be 'host:port' or a list of them"
+        raise ConfigError(what, what_to_do='write "host:9092"')
     checked = []
     for entry in entries:
         server = entry.strip() if isinstance(entry, str) else entry
         is_one = isinstance(server, str) and _SERVER.fullmatch(server)
         if not is_one or not 0 < int(server.rpartition(":")[2]) < 65536:
-            raise ConfigError(
-                f"bootstrap server {entry!r} cannot be used",
-                what_to_do="write it as host:port, with a port from 1 to 65535",
-            )
+            what_to_do = "write it as host:port, with a port from 1 to 65535"
+            raise ConfigError(f"bootstrap server {entry!r} cannot be used", what_to_do=what_to_do)
         checked.append(server)
     return tuple(checked)
 
@@ -360,10 +357,8 @@ def _check_options(options: Mapping[str, object]) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
-            raise ConfigError(
-                f"{name!r} is not the name of a Kafka option",
-                what_to_do="name it as Kafka's documentation does",
-            )
+            what_to_do = "name it as Kafka's documentation does"
+            raise ConfigError(f"{name!r} is not the name of a Kafka option", what_to_do=what_to_do)
         bare = name.removeprefix(_PREFIX)
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)

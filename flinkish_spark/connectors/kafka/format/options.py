@@ -60,9 +60,8 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     check_names([name for name in options if not name.lower().startswith(_STORE)], WRITE, "sink")
     given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
-    timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
-    if not timeout.isdecimal() or int(timeout) == 0:
-        raise make_option_error("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
+    producer.pop("transaction.timeout.ms", None)
+    timeout_ms = given.positive("kafka.transaction.timeout.ms") or _DEFAULT_TRANSACTION_TIMEOUT_MS
     if producer.pop("enable.idempotence", "true").strip().lower() != "true":
         what = "the option 'kafka.enable.idempotence' cannot be false: its producers are idempotent"
         raise ConfigError(what, what_to_do="leave it out")
@@ -75,7 +74,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         topic,
         _check_columns(schema, topic),
         to_checkpoint_place(given.text("checkpointLocation") or "", store),
-        int(timeout),
+        timeout_ms,
     )
 
 
