@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -35,6 +35,7 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.connectors.partition_values import why_no_partition
+from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, SchemaError
@@ -153,20 +154,17 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
 
 
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
-    names, mode = context.schema.names, sink.mode
-    stored = list_stored_names(mode, names)
-    wanted: list[tuple[str, Sequence[str], Sequence[str]]]
-    wanted = [("is partitioned by", sink.partition_by, stored)]
+    schema, mode = context.schema, sink.mode
+    stored = T.StructType([schema[name] for name in list_stored_names(mode, schema.names)])
+    wanted = [("partition_by", sink.partition_by, stored)]
     if isinstance(mode, Upsert):
-        wanted += [("leaves out", mode.left_out, names), ("is keyed by", mode.keys, stored)]
-        wanted += [("is ordered by", [mode.sequence_by] if mode.sequence_by else [], names)]
+        wanted += [("not_stored", mode.not_stored, schema), ("keys", mode.keys, stored)]
+        wanted += [("sequence_by", (mode.sequence_by,) if mode.sequence_by else (), schema)]
+        if mode.row_kind is not None:
+            find_field(schema, mode.row_kind, f"row_kind of sink '{context.uid}'", ("string",))
     for role, columns, have in wanted:
         for name in columns:
-            if name not in have:
-                raise SchemaError(
-                    f"sink '{context.uid}' {role} '{name}', which its stream does not have",
-                    what_to_do=f"choose from {', '.join(have)}",
-                )
+            find_field(have, name, f"{role} of sink '{context.uid}'")
 
 
 def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
@@ -184,11 +182,6 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
                 why=why,
                 what_to_do="add a column of a simple type before the sink, such as lower(...)",
             )
-    if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
-        raise SchemaError(
-            f"row_kind of sink '{context.uid}' is the column '{mode.row_kind}', which is no STRING",
-            what_to_do="name the column with the row kinds of the changelog",
-        )
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)
