@@ -136,11 +136,9 @@ class DebeziumMongoJson(_JsonChanges):
 
     def check_keyless(self) -> None:
         if self.mode is ChangelogMode.UPSERT:
-            raise ConfigError(
-                "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key",
-                why="a deletion may name its document by the record's key alone",
-                what_to_do='read it, key=Json("id STRING"), and let sinks go by it',
-            )
+            # A deletion may name its document by the record's key alone.
+            what = "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key"
+            raise ConfigError(what, what_to_do='read it, key=Json("id STRING"), and let sinks go by it')
 
     def _make_envelope(self) -> Envelope:
         return MongoEnvelope(self)
