@@ -304,9 +304,7 @@ class SplitSource(Source):
     def job_store(self) -> StoreSpec:
         """The same as a store that any process can open: ``self.job_store.open()``."""
         if not self._fs_folder:
-            raise ConfigError(
-                "a source has a folder after the start of its job", what_to_do="use it in a job"
-            )
+            raise ConfigError("a source has a folder after its job's start", what_to_do="use it in a job")
         return StoreSpec.from_text(self._fs_folder)
 
     def _replace(self, name: str, value: object) -> Self:
@@ -323,19 +321,13 @@ class SplitSource(Source):
     def bind(self, uid: str) -> Self:
         """Return this source with its uid in a job, after checking the user's class."""
         if not hasattr(self, "schema"):
-            raise ConfigError(
-                f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..."'
-            )
-        instance_of(
-            "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
-        )
+            what_to_do = 'write schema = "name TYPE, ..."'
+            raise ConfigError(f"the source '{uid}' has no schema", what_to_do=what_to_do)
+        instance_of("rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave it alone")
         # Also an attribute of the class: only Kafka sources have topics.
         if self.topics:
-            raise ConfigError(
-                f"the source '{uid}' has an attribute 'topics'",
-                why="only Kafka sources have it: the records would be taken for those of Kafka topics",
-                what_to_do="give the attribute another name",
-            )
+            what = f"the source '{uid}' has an attribute 'topics', as only Kafka sources may"
+            raise ConfigError(what, what_to_do="give the attribute another name")
         check_methods(self, SplitSource, f"{type(self).__name__}.")
         # The name of a format must have no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
