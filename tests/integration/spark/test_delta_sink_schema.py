@@ -339,14 +339,14 @@ def test_a_path_that_spark_looks_for_elsewhere_is_refused_before_the_start(spark
 
 def test_modes_that_a_table_does_not_allow_are_refused_before_the_start(spark, tmp_path) -> None:
     rig = DeltaRig(spark, tmp_path / "t", OLD, mode=OverwritePartitions())
-    with pytest.raises(ConfigError, match="which has none"):
+    with pytest.raises(SchemaError, match="It has no partitions"):
         rig.preflight()
     rig.sql(f"CREATE TABLE {{t}} ({OLD}) USING delta TBLPROPERTIES ('delta.appendOnly' = 'true')")
     for mode in (OverwritePartitions(), BY_ID):
-        with pytest.raises(ConfigError, match=r"delta\.appendOnly"):
+        with pytest.raises(SchemaError, match=r"delta\.appendOnly"):
             rig.other(mode=mode).preflight()
     rig.sql("ALTER TABLE {t} UNSET TBLPROPERTIES ('delta.appendOnly')")
-    with pytest.raises(ConfigError, match="which has none"):
+    with pytest.raises(SchemaError, match="It has no partitions"):
         rig.preflight()
     rig.sql("ALTER TABLE {t} ADD CONSTRAINT c CHECK (v <> '')")
     rig.sql("ALTER TABLE {t} ADD COLUMNS (k STRING)")
