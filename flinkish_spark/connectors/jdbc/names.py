@@ -77,7 +77,7 @@ def _why_unreadable(text: str) -> str:
 def _path_refused(path: str) -> ConfigError:
     letters = [f"'{letter}'" for letter in "?#" if letter in path]
     if letters:
-        what = f"the JDBC URL cannot be read: its path has {' and '.join(letters)}, where options begin"
+        what = f"the JDBC URL cannot be read: its path has {' and '.join(letters)}"
         return ConfigError(what, what_to_do="rename the file or its folder, or reach it through a link")
     what = "the JDBC URL cannot be read: its path is not absolute"
     return ConfigError(what, what_to_do="write jdbc:sqlite:/absolute/path")

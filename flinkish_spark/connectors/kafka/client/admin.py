@@ -224,13 +224,6 @@ class KafkaAdmin(WireClient):
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int | None]:
         """Return the first offset at or after each timestamp; None if no visible record is as late."""
-        for (topic, partition), timestamp_ms in timestamps_ms.items():
-            if timestamp_ms < 0:
-                raise ConfigError(
-                    f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
-                    what_to_do="give a time from 1970 on",
-                    partition=partition,
-                )
         found = self._offsets(timestamps_ms, isolation)
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
 

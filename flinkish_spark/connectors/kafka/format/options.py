@@ -61,7 +61,8 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
     producer.pop("transaction.timeout.ms", None)
-    timeout_ms = given.positive("kafka.transaction.timeout.ms") or _DEFAULT_TRANSACTION_TIMEOUT_MS
+    asked_ms = given.match("kafka.transaction.timeout.ms", r"0*[1-9]\d*", "give milliseconds above 0")
+    timeout_ms = _DEFAULT_TRANSACTION_TIMEOUT_MS if asked_ms is None else int(asked_ms)
     if producer.pop("enable.idempotence", "true").strip().lower() != "true":
         what = "the option 'kafka.enable.idempotence' cannot be false: its producers are idempotent"
         raise ConfigError(what, what_to_do="leave it out")
