@@ -19,7 +19,6 @@ import pyarrow as pa
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -87,8 +86,7 @@ class KafkaManifest(Manifest):
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse an unknown topic and missing rights."""
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            if self.topic not in admin.topics([self.topic]):
-                raise make_unknown_topic_error(self.topic, self.connection.servers, of="the manifest")
+            admin.find_existing([self.topic], "the manifest")
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, MANIFEST_TASK, 0)
             admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
 

@@ -97,7 +97,7 @@ def check_metadata(metadata: Sequence[str]) -> tuple[str, ...]:
     for name in metadata:
         if name not in METADATA and not is_of_value(name):
             to_do = f"choose from {', '.join(METADATA)}"
-            raise ConfigError(f"metadata has '{name}', which Kafka's records have not", what_to_do=to_do)
+            raise ConfigError(f"metadata is {metadata!r}, and records have no {name!r}", what_to_do=to_do)
     return tuple(dict.fromkeys(metadata))
 
 

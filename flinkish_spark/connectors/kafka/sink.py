@@ -16,8 +16,6 @@ from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    check_dead_letter_topics,
-    make_unknown_topic_error,
     warn_of_old_times,
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
@@ -149,7 +147,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
             what = f"the {who} writes barrier records, and checkpoints have CheckpointingMode.AT_LEAST_ONCE"
             to_do = "use CheckpointingMode.EXACTLY_ONCE, or leave barriers out"
             raise ConfigError(what, what_to_do=to_do)
-        least = given.interval_ms + given.restart_budget_ms
+        least = given.replay_ms
         if self.delivery is DeliveryGuarantee.EXACTLY_ONCE and self.transaction_timeout_ms < least:
             raise ConfigError(
                 f"the transaction timeout of sink '{context.uid}' is {self.transaction_timeout_ms} ms, "
@@ -160,11 +158,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
         wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
         with KafkaAdmin.from_wire(wire) as admin:
-            found = admin.topics(self.topics)
-            for topic in self.topics:
-                if topic not in found:
-                    raise make_unknown_topic_error(topic, self.connection.servers, of=who)
-            check_dead_letter_topics(found, self.dead_letter_topics, who)
+            found = admin.find_existing(self.topics, who, self.dead_letter_topics)
             if self.timestamp:
                 warn_of_old_times(found, self.data_topics, who)
             client = ProduceClient(wire)
