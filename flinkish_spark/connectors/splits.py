@@ -40,6 +40,7 @@ from flinkish_spark.core.errors import (
     UnavailableError,
     may_pass,
 )
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.offset_log import LoggedOffsets
@@ -277,6 +278,7 @@ class SplitSource(Source):
         """
         return {}
 
+    @check_arguments(rate="give RateLimit(records_per_second=..., records_per_batch=...)")
     def limit_rate(self, rate: RateLimit) -> Self:
         """Return this source with a rate limit, which may change with each start.
 
@@ -284,8 +286,7 @@ class SplitSource(Source):
         --------
         >>> CollectionSource([(1,)], "n LONG").limit_rate(RateLimit(records_per_batch=10))  # doctest: +SKIP
         """
-        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        return self._replace("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
+        return self._replace("rate", rate)
 
     @property
     def job_folder(self) -> Path:
@@ -538,15 +539,11 @@ def check_splits(uid: str, found: Any) -> Sequence[str]:
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
     names = tuple(elements_of(found)) if is_many else (None,)
     if not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(
-            f"splits() of source '{uid}' returned {names if is_many else found!r}",
-            what_to_do='return a list of names: ["all"]',
-        )
+        what = f"splits() of source '{uid}' returned {names if is_many else found!r}"
+        raise ConfigError(what, what_to_do='return a list of names: ["all"]')
     if len(set(names)) != len(names):
-        raise ConfigError(
-            f"splits() of source '{uid}' names a split twice: {sorted(names)}",
-            what_to_do="give each split a name of its own",
-        )
+        what = f"splits() of source '{uid}' names a split twice: {sorted(names)}"
+        raise ConfigError(what, what_to_do="give each split a name of its own")
     return names
 
 

@@ -77,8 +77,7 @@ def check_retention(
     text = properties.get(f"delta.{name}") if properties else defaults.get(name)
     text = text or _DEFAULT.get(name)
     kept_ms = None if text is None else duration_ms(text)
-    checkpoint = context.checkpoint
-    least_ms = checkpoint.interval_ms + checkpoint.restart_budget_ms
+    least_ms = context.checkpoint.replay_ms
     if kept_ms is None or kept_ms >= least_ms:
         return
     what = "staged files" if name == FILES else "which checkpoints it has"
