@@ -280,17 +280,11 @@ class SinkWithDeadLetters(Sink):
     def __post_init__(self) -> None:
         check_fields(self)
         if getattr(self.dead_letters, "barriers", BarrierRecords.NONE) is not BarrierRecords.NONE:
-            raise ConfigError(
-                "the sink of dead letters writes barrier records",
-                why="most micro-batches have no dead letters, and nothing would be written for them",
-                what_to_do="leave barriers out",
-            )
+            what = "the sink of dead letters writes barrier records"
+            raise ConfigError(what, what_to_do="leave barriers out")
         if isinstance(self.dead_letters, SinkWithDeadLetters):
-            raise ConfigError(
-                "the sink of dead letters has dead letters itself",
-                why="a dead letter consists of texts, which every system can store",
-                what_to_do="give it a sink that takes every text",
-            )
+            what = "the sink of dead letters has dead letters itself"
+            raise ConfigError(what, what_to_do="give it a sink that takes every text")
 
     @property
     def topics(self) -> tuple[str, ...]:
@@ -302,11 +296,8 @@ class SinkWithDeadLetters(Sink):
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Run the preflight of both sinks; refuse a sink that has an on_refused policy as well."""
         if self.sink.on_refused is not OnBadRecord.FAIL:
-            raise ConfigError(
-                f"the sink '{context.uid}' has dead letters and on_refused={self.sink.on_refused}",
-                why="a refused record cannot both be kept and be left out",
-                what_to_do="leave on_refused as it is",
-            )
+            what = f"the sink '{context.uid}' has dead letters and on_refused={self.sink.on_refused}"
+            raise ConfigError(what, what_to_do="leave on_refused as it is")
         self.sink.preflight(spark, context)
         self.dead_letters.preflight(spark, _dead_context(context))
 
@@ -325,11 +316,8 @@ def _dead_uid(uid: str) -> str:
     try:
         return check_name(f"{uid}.dead-letters", "sink uid")
     except ValueError as error:
-        raise ConfigError(
-            f"the uid '{uid}' is too long for a sink with dead letters",
-            why=str(error),
-            what_to_do="choose a shorter one",
-        ) from error
+        what = f"the uid '{uid}' is too long for a sink with dead letters"
+        raise ConfigError(what, why=str(error), what_to_do="choose a shorter one") from error
 
 
 def _dead_context(context: SinkContext) -> SinkContext:

@@ -24,8 +24,8 @@ from flinkish_spark.connectors.buffer import (
 )
 from flinkish_spark.connectors.two_phase import record_as_json, records_of, to_utc
 from flinkish_spark.contracts.sink import Committer, SinkContext
-from flinkish_spark.core.errors import ConfigError, FlinkishError
-from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.errors import FlinkishError
+from flinkish_spark.core.fields import Name, check_fields
 from flinkish_spark.core.foreign_errors import describe_error
 from flinkish_spark.core.iterators import USER_ERRORS, refuse_not_run
 from flinkish_spark.core.validation import check_function
@@ -183,12 +183,10 @@ class MemorySink(BufferedSink):
     []
     """
 
-    name: str
+    name: Name
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.name:
-            raise ConfigError(f"MemorySink has the name {self.name!r}", what_to_do='give a text: "totals"')
+        check_fields(self, name='give a text: "totals"')
 
     def rows(self) -> list[Row]:
         """Return the rows of all completed checkpoints, in order of checkpoint."""

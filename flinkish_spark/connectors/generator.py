@@ -232,13 +232,9 @@ class Times(Field):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not isinstance(self.start, datetime.datetime) or self.start.tzinfo is None:
-            raise unusable(
-                "start",
-                self.start,
-                wanted="a datetime with a time zone",
-                what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)",
-            )
+        if self.start.tzinfo is None:
+            what = f"start is {self.start!r}, which has no time zone"
+            raise ConfigError(what, what_to_do="give for example datetime(2026, 1, 1, tzinfo=UTC)")
 
     type = T.TimestampType()
 
@@ -294,7 +290,7 @@ class DataGeneratorSource(SplitSource):
         self,
         fields: Mapping[str, Field],
         *,
-        records: Annotated[Limit, Range(0)] = UNLIMITED,
+        records: Annotated[Limit, Range(0, (1 << 63) - 1)] = UNLIMITED,
         seed: Annotated[int, Range(-(1 << 63), (1 << 63) - 1)] = 0,
         rate: RateLimit | None = None,
         splits: Annotated[int, Range(1, 10_000)] = 1,
@@ -303,11 +299,14 @@ class DataGeneratorSource(SplitSource):
             raise ConfigError("fields is empty", what_to_do=_BY_NAME)
         for name, field in fields.items():
             check_methods(field, Field, f"fields[{name!r}]")
-            _check_identity(name, field)
-        if not isinstance(records, NoLimit):
-            with raise_config_errors("give fewer, or UNLIMITED"):
-                check_whole("records", records, least=0, most=(1 << 63) - 1)
-        _check_last(fields, records)
+            if type(field).__module__ != Field.__module__ and _ADDRESS.search(repr(field)):
+                what = f"fields[{name!r}] is {field!r}, with an address that differs at the next start"
+                to_do = f"define __repr__ in {type(field).__name__}, with all that its values depend on"
+                raise ConfigError(what, what_to_do=to_do)
+            # Generators of users' own may not be defined at the last record.
+            if isinstance(field, Counting | Times) and not isinstance(records, NoLimit) and records:
+                with raise_config_errors(f"correct fields[{name!r}], or give it fewer records"):
+                    field.values(np.array([records - 1], dtype=np.int64), 0, 0)
         self.schema = T.StructType([T.StructField(name, field.type) for name, field in fields.items()])
         check_field_names(self.schema, "a data generator")
         self.rate = RateLimit() if rate is None else rate
@@ -347,26 +346,3 @@ class DataGeneratorSource(SplitSource):
         """Return what the records depend on; their number and rate may change."""
         fields = [[name, repr(field)] for name, field in self._fields.items()]
         return {"fields": fields, "seed": self._seed, "splits": self._parts}
-
-
-def _check_last(fields: Mapping[str, Field], records: Limit) -> None:
-    """Refuse fields that cannot hold the last record, if there is one."""
-    if isinstance(records, NoLimit) or records == 0:
-        return
-    for name, field in fields.items():
-        # Generators of users' own may not be defined at that record.
-        if isinstance(field, Counting | Times):
-            with raise_config_errors(f"correct fields[{name!r}], or give it fewer records"):
-                field.values(np.array([records - 1], dtype=np.int64), 0, 0)
-
-
-def _check_identity(name: str, field: Field) -> None:
-    """Refuse a user's field whose repr differs at the next start."""
-    if type(field).__module__ == Field.__module__ or not _ADDRESS.search(repr(field)):
-        return
-    raise ConfigError(
-        f"fields[{name!r}] is {field!r}",
-        why="its repr has an address in this process, so the next start would take the records for others",
-        what_to_do=f"define __repr__ in {type(field).__name__}, with all that its values depend on; or make "
-        "it a frozen dataclass of plain values",
-    )

@@ -18,6 +18,7 @@ from flinkish_spark.connectors.splits import (
 )
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.protocol.ids import JobUuid
@@ -52,35 +53,23 @@ class HybridSource(SplitSource):
 
     kind = "hybrid"
 
+    @check_arguments(parts="give for example a FileSource and a SplitSource of your own")
     def __init__(self, *parts: SplitSource) -> None:
-        if len(parts) < 2 or not all(isinstance(part, SplitSource) for part in parts):
-            raise ConfigError(
-                f"a hybrid source is given {[type(part).__name__ for part in parts]}",
-                why="it reads at least two sources of splits, one after the other",
-                what_to_do="give for example a FileSource and a SplitSource of your own",
-            )
+        if len(parts) < 2:
+            raise ConfigError(f"a hybrid source is given {len(parts)} parts", what_to_do="give two or more")
         for index, part in enumerate(parts):
+            what, what_to_do = "", ""
             if not part.is_bounded and index + 1 < len(parts):
-                raise ConfigError(
-                    f"part {index} of a hybrid source has no end", what_to_do="give it an end, or put it last"
-                )
-            if part.record_type != parts[0].record_type:
-                raise ConfigError(
-                    f"part {index} of a hybrid source has the fields {part.record_type.simpleString()}",
-                    why=f"part 0 has {parts[0].record_type.simpleString()}",
-                    what_to_do="give all parts one schema",
-                )
-            if getattr(part, "decoding", None) is not None:
-                raise ConfigError(
-                    f"part {index} of a hybrid source decodes its records",
-                    why="a hybrid source passes the records of its parts on as they are",
-                    what_to_do="leave value= out, and decode in a transform after the hybrid source",
-                )
-            if part.rate != RateLimit():
-                raise ConfigError(
-                    f"part {index} of a hybrid source has a limit of its own",
-                    what_to_do="limit the whole: HybridSource(...).limit_rate(...)",
-                )
+                what, what_to_do = "has no end", "give it an end, or put it last"
+            elif part.record_type != parts[0].record_type:
+                fields, wanted = part.record_type.simpleString(), parts[0].record_type.simpleString()
+                what, what_to_do = f"has the fields {fields}, not {wanted}", "give all parts one schema"
+            elif getattr(part, "decoding", None) is not None:
+                what, what_to_do = "decodes its records", "leave value= out, and decode in a transform"
+            elif part.rate != RateLimit():
+                what, what_to_do = "has a limit of its own", "limit all: HybridSource(...).limit_rate(...)"
+            if what:
+                raise ConfigError(f"part {index} of a hybrid source {what}", what_to_do=what_to_do)
         self.schema = parts[0].record_type
         self._parts: tuple[SplitSource, ...] = parts
 

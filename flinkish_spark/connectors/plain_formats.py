@@ -158,12 +158,17 @@ class _TextWriter(PartWriter):
         return EncodedColumn(column if is_binary else exact_text(kind)(column).cast(pa.binary()))
 
 
-def find_field(schema: T.StructType, name: str, whose: str) -> T.StructField:
+def find_field(schema: T.StructType, name: str, whose: str, kinds: Sequence[str] = ()) -> T.StructField:
+    """Return a field of a stream; raise SchemaError if it is missing, or of none of the types."""
     if name not in schema.names:
         raise SchemaError(
             f"{whose} is the column '{name}', which its stream does not have",
             what_to_do=f"choose from {', '.join(schema.names)}",
         )
+    kind = schema[name].dataType.simpleString()
+    if kinds and kind.partition(" collate ")[0] not in kinds:
+        what = f"{whose} is the column '{name}' of type {kind}, and it must be {' or '.join(kinds)}"
+        raise SchemaError(what, what_to_do="cast it in a transform")
     return schema[name]
 
 

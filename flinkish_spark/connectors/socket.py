@@ -26,12 +26,11 @@ from flinkish_spark.core.errors import (
     InputLostError,
     StoreError,
 )
-from flinkish_spark.core.fields import Range, check_arguments
+from flinkish_spark.core.fields import Range, TextPattern, check_arguments
 from flinkish_spark.core.forks import OwnFile
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore, ObjectMissing, make_directories, sync_directory
-from flinkish_spark.core.validation import unusable
 from flinkish_spark.protocol.durations import Milliseconds
 from flinkish_spark.protocol.limits import MOST_MS, Limit, exceeds
 from flinkish_spark.protocol.plan_layout import Position
@@ -361,6 +360,10 @@ class Connection:
 _SPLIT = "lines"
 
 
+#: Surrogates are no characters, and no text in UTF-8 has them.
+_Text = Annotated[str, TextPattern("[^\ud800-\udfff]+", "a text that is not empty, of Unicode characters")]
+
+
 class SocketTextSource(SplitSource):
     r"""Reads lines that a server sends.
 
@@ -401,20 +404,15 @@ class SocketTextSource(SplitSource):
     @check_arguments()
     def __init__(
         self,
-        host: str,
+        host: _Text,
         port: Annotated[int, Range(1, 65_535)],
         *,
-        delimiter: str = "\n",
+        delimiter: _Text = "\n",
         max_retries: Annotated[Limit, Range(0)] = 0,
         retry_delay_ms: Annotated[Milliseconds, Range(0, MOST_MS)] = 500,
         max_line_bytes: Annotated[int, Range(1, MOST_LINE_BYTES)] = 1 << 24,
         rate: RateLimit | None = None,
     ) -> None:
-        for name, text in (("host", host), ("delimiter", delimiter)):
-            if not text:
-                raise ConfigError(f"{name} is empty", what_to_do="give a text")
-            if any("\ud800" <= letter <= "\udfff" for letter in text):
-                raise unusable(name, text, wanted="a text of Unicode characters", what_to_do="give a text")
         self.rate = RateLimit() if rate is None else rate
         self.peer = Peer(host, port, delimiter.encode(), max_retries, retry_delay_ms, max_line_bytes)
         self._connection: Connection | None = None

@@ -40,6 +40,7 @@ from flinkish_spark.core.errors import (
     UnavailableError,
     may_pass,
 )
+from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.iterators import USER_ERRORS, elements_of
 from flinkish_spark.core.job_dir import JobDir, open_job_dir
 from flinkish_spark.core.offset_log import LoggedOffsets
@@ -277,6 +278,7 @@ class SplitSource(Source):
         """
         return {}
 
+    @check_arguments(rate="give RateLimit(records_per_second=..., records_per_batch=...)")
     def limit_rate(self, rate: RateLimit) -> Self:
         """Return this source with a rate limit, which may change with each start.
 
@@ -284,8 +286,7 @@ class SplitSource(Source):
         --------
         >>> CollectionSource([(1,)], "n LONG").limit_rate(RateLimit(records_per_batch=10))  # doctest: +SKIP
         """
-        what_to_do = "give RateLimit(records_per_second=..., records_per_batch=...)"
-        return self._replace("rate", instance_of("rate", rate, RateLimit, what_to_do=what_to_do))
+        return self._replace("rate", rate)
 
     @property
     def job_folder(self) -> Path:
@@ -304,9 +305,7 @@ class SplitSource(Source):
     def job_store(self) -> StoreSpec:
         """The same as a store that any process can open: ``self.job_store.open()``."""
         if not self._fs_folder:
-            raise ConfigError(
-                "a source has a folder after the start of its job", what_to_do="use it in a job"
-            )
+            raise ConfigError("a source has a folder after its job's start", what_to_do="use it in a job")
         return StoreSpec.from_text(self._fs_folder)
 
     def _replace(self, name: str, value: object) -> Self:
@@ -323,19 +322,13 @@ class SplitSource(Source):
     def bind(self, uid: str) -> Self:
         """Return this source with its uid in a job, after checking the user's class."""
         if not hasattr(self, "schema"):
-            raise ConfigError(
-                f"the source '{uid}' has no schema", what_to_do='write schema = "name TYPE, ..."'
-            )
-        instance_of(
-            "rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave the attribute alone"
-        )
+            what_to_do = 'write schema = "name TYPE, ..."'
+            raise ConfigError(f"the source '{uid}' has no schema", what_to_do=what_to_do)
+        instance_of("rate", self.rate, RateLimit, what_to_do="give RateLimit(...), or leave it alone")
         # Also an attribute of the class: only Kafka sources have topics.
         if self.topics:
-            raise ConfigError(
-                f"the source '{uid}' has an attribute 'topics'",
-                why="only Kafka sources have it: the records would be taken for those of Kafka topics",
-                what_to_do="give the attribute another name",
-            )
+            what = f"the source '{uid}' has an attribute 'topics', as only Kafka sources may"
+            raise ConfigError(what, what_to_do="give the attribute another name")
         check_methods(self, SplitSource, f"{type(self).__name__}.")
         # The name of a format must have no dots: Spark would look for a class.
         name = f"flinkish-{uid.replace('.', '-')}-{uuid.uuid4().hex[:8]}"
@@ -546,15 +539,11 @@ def check_splits(uid: str, found: Any) -> Sequence[str]:
     is_many = isinstance(found, Iterable) and not isinstance(found, str | bytes)
     names = tuple(elements_of(found)) if is_many else (None,)
     if not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(
-            f"splits() of source '{uid}' returned {names if is_many else found!r}",
-            what_to_do='return a list of names: ["all"]',
-        )
+        what = f"splits() of source '{uid}' returned {names if is_many else found!r}"
+        raise ConfigError(what, what_to_do='return a list of names: ["all"]')
     if len(set(names)) != len(names):
-        raise ConfigError(
-            f"splits() of source '{uid}' names a split twice: {sorted(names)}",
-            what_to_do="give each split a name of its own",
-        )
+        what = f"splits() of source '{uid}' names a split twice: {sorted(names)}"
+        raise ConfigError(what, what_to_do="give each split a name of its own")
     return names
 
 

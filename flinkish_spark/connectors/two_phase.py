@@ -283,11 +283,8 @@ class TwoPhaseCommitSink(Sink):
         """
         own = type(self)
         if own.write is TwoPhaseCommitSink.write and own.write_batch is TwoPhaseCommitSink.write_batch:
-            raise ConfigError(
-                f"the class {own.__name__} of sink '{context.uid}' writes no records",
-                why="it has neither write() nor write_batch()",
-                what_to_do="define write(self, handle, record)",
-            )
+            what = f"the class {own.__name__} of sink '{context.uid}' writes no records"
+            raise ConfigError(what, what_to_do="define write(self, handle, record), or write_batch()")
         check_methods(self, TwoPhaseCommitSink, f"the class {own.__name__} of sink '{context.uid}'")
         if not isinstance(self.on_refused, OnBadRecord):
             raise ConfigError(
@@ -297,16 +294,11 @@ class TwoPhaseCommitSink(Sink):
             )
         given = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
         if not all(isinstance(one, type) and issubclass(one, Exception) for one in given):
-            raise ConfigError(
-                f"retry_on of sink '{context.uid}' is {self.retry_on!r}",
-                what_to_do="give a tuple of exception classes, such as (OSError,)",
-            )
-        twice = {name for name in context.schema.names if context.schema.names.count(name) > 1}
-        if twice:
-            raise SchemaError(
-                f"sink '{context.uid}' gets two fields with the name '{min(twice)}'",
-                what_to_do="rename one of them",
-            )
+            what = f"retry_on of sink '{context.uid}' is {self.retry_on!r}"
+            raise ConfigError(what, what_to_do="give a tuple of exception classes, such as (OSError,)")
+        if twice := {name for name in context.schema.names if context.schema.names.count(name) > 1}:
+            what = f"sink '{context.uid}' gets two fields with the name '{min(twice)}'"
+            raise SchemaError(what, what_to_do="rename one of them")
         require_bufferable(context, "hand Python")
         check_serialisable(self, context.uid)
 

@@ -1,6 +1,7 @@
 """Checks of what users give, made once by declared types: of fields, and of the arguments of calls.
 
-An annotation says what is allowed: types, None and UNLIMITED if it names them, bounds of a number
+An annotation says what is allowed: types, None and UNLIMITED if it names them, texts (``Literal["python"]``),
+the form of a text, or of each text in a list (``Annotated[str, TextPattern(...)]``), bounds of a number
 (``Annotated[int, Range(1, 100)]``), and how many arguments a function gets
 (``Annotated[Callable[..., Any], Arity(1)]``). Lengths of time and paths are held as int and str, sequences
 of texts as a tuple. A protocol is met by an object with its methods. A number without bounds has a rule of
@@ -13,11 +14,12 @@ import dataclasses
 import enum
 import functools
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.validation import (
@@ -44,7 +46,7 @@ class Range:
         if float in kinds:
             check_factor(name, value, self.least, self.most)
         elif NoLimit in kinds:
-            check_limit(name, value, self.least)
+            check_limit(name, value, self.least, self.most)
         else:
             check_whole(name, value, self.least, self.most)
 
@@ -55,6 +57,24 @@ class Arity:
 
     count: int
 
+
+@dataclass(frozen=True, slots=True)
+class TextPattern:
+    """A regular expression for the whole of a text, and what it means in words."""
+
+    pattern: str
+    wanted: str
+
+    def check(self, name: str, value: Any, what_to_do: str) -> None:
+        for one in (value,) if isinstance(value, str) else value:
+            if not re.fullmatch(self.pattern, one, re.DOTALL):
+                raise unusable(name, value, wanted=self.wanted, what_to_do=what_to_do)
+
+
+#: A text that names something.
+Name = Annotated[str, TextPattern(".+", "a text that is not empty")]
+#: A list of such texts.
+Names = Annotated[Sequence[str], TextPattern(".+", "a list of texts that are not empty")]
 
 _UNIONS = (typing.Union, types.UnionType)
 _CallT = TypeVar("_CallT", bound=Callable[..., Any])
@@ -116,6 +136,7 @@ class _Rule:
     kinds: tuple[Any, ...]
     bounds: Range | None
     takes: int | None
+    text: TextPattern | None
     convert: Callable[[str, Any], Any]
     advice: str
 
@@ -129,8 +150,9 @@ class _Rule:
             return value
         for kind in self.kinds:
             if kind not in (int, float) and _fits(value, kind):
-                if type(value) is not kind and not isinstance(value, str | Mapping | Sequence):
-                    check_methods(value, kind, f"the {type(value).__name__} that is given as {name}")
+                _check_members(name, value, kind)
+                if self.text is not None and isinstance(value, str | Sequence):
+                    self.text.check(name, value, what_to_do)
                 return tuple(value) if typing.get_origin(kind) in (tuple, Sequence) else value
         if int in self.kinds or float in self.kinds:
             if self.bounds is not None:
@@ -154,6 +176,7 @@ class _Rule:
         names = [one.__name__ for one in classes if not issubclass(one, enum.Enum) and not _is_protocol(one)]
         methods = [name for one in classes if _is_protocol(one) for name in methods_of(one)]
         parts = [f"one of {', '.join(choices)}"] if choices else []
+        parts += [" or ".join(map(repr, typing.get_args(one))) for one in self.kinds if _is_literal(one)]
         parts += [f"an instance of {' or '.join(names)}"] if names else []
         parts += [f"an object with the methods {', '.join(f'{one}()' for one in methods)}"] if methods else []
         maps = [typing.get_args(one)[1] for one in self.kinds if typing.get_origin(one) is Mapping]
@@ -165,6 +188,8 @@ class _Rule:
 
 def _fits(value: Any, kind: Any) -> bool:
     found, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if _is_literal(kind):
+        return isinstance(value, str) and value in parts
     if parts and found in (tuple, Sequence):
         return isinstance(value, Sequence) and not isinstance(value, str) and _are(value, parts[0])
     if parts and found is Mapping:
@@ -178,12 +203,25 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, found)
 
 
+def _check_members(name: str, value: Any, kind: Any) -> None:
+    """Raise ConfigError for a method that cannot run, of an object or of one in a list."""
+    is_list = typing.get_origin(kind) in (tuple, Sequence)
+    wanted = typing.get_args(kind)[0] if is_list else kind
+    for one in value if is_list else (value,):
+        if type(one) is not wanted and not isinstance(one, str | Mapping | Sequence):
+            check_methods(one, wanted, f"the {type(one).__name__} that is given as {name}")
+
+
 def _is_plain(kind: Any) -> bool:
     return isinstance(kind, type) and typing.get_origin(kind) is None
 
 
 def _describe_values(kind: Any) -> str:
     return f", and a {'text' if kind is str else kind.__name__} for each" if _is_plain(kind) else ""
+
+
+def _is_literal(kind: Any) -> bool:
+    return typing.get_origin(kind) is Literal
 
 
 def _is_protocol(kind: Any) -> bool:
@@ -248,7 +286,8 @@ def _make_rule(name: str, annotation: Any, module: str, has_default: bool) -> _R
         return None
     convert = next((one for word, one in _CONVERTED.items() if word in str(annotation)), _keep)
     bounds = next((one for one in notes if isinstance(one, Range)), None)
-    return _Rule(tuple(kinds), bounds, takes, convert, _advise(kinds, name, has_default))
+    text = next((one for one in notes if isinstance(one, TextPattern)), None)
+    return _Rule(tuple(kinds), bounds, takes, text, convert, _advise(kinds, name, has_default))
 
 
 def _article(name: str) -> str:

@@ -95,16 +95,6 @@ def values_by_name(name: str, value: object, *, what_to_do: str) -> dict[str, An
     return dict(value)
 
 
-def require_methods(name: str, value: _T, protocol: type, *, what_to_do: str) -> _T:
-    methods = methods_of(protocol)
-    # A class has them too, and each of them would miss its `self` when it is called.
-    if isinstance(value, type) or not all(callable(getattr(value, method, None)) for method in methods):
-        wanted = f"an object with the methods {', '.join(f'{method}()' for method in methods)}"
-        raise unusable(name, value, wanted=wanted, what_to_do=what_to_do)
-    check_methods(value, protocol, f"the {type(value).__name__} that is given as {name}")
-    return value
-
-
 _ASYNC = "it is async, and nobody awaits it"
 _GENERATOR = "it is a generator function"
 _ASYNC_GENERATOR = "it is async, and a generator function"

@@ -46,11 +46,11 @@ def check_whole(name: str, value: Any, least: int, most: Limit = UNLIMITED) -> i
     return value
 
 
-def check_limit(name: str, value: Any, least: int) -> Limit:
+def check_limit(name: str, value: Any, least: int, most: Limit = UNLIMITED) -> Limit:
     if isinstance(value, NoLimit):
         return value
     try:
-        return check_whole(name, value, least)
+        return check_whole(name, value, least, most)
     except UnusableValueError as wrong:
         raise UnusableValueError(name, value, f"{wrong.wanted}, or UNLIMITED") from None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
@@ -35,6 +35,7 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.connectors.partition_values import why_no_partition
+from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, SchemaError
@@ -76,8 +77,7 @@ def check_retention(
     text = properties.get(f"delta.{name}") if properties else defaults.get(name)
     text = text or _DEFAULT.get(name)
     kept_ms = None if text is None else duration_ms(text)
-    checkpoint = context.checkpoint
-    least_ms = checkpoint.interval_ms + checkpoint.restart_budget_ms
+    least_ms = context.checkpoint.replay_ms
     if kept_ms is None or kept_ms >= least_ms:
         return
     what = "staged files" if name == FILES else "which checkpoints it has"
@@ -109,30 +109,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
     defaults = table_defaults(spark)
     stream = json.loads(context.schema.json())["fields"]
     by_spark = why_staged_as_rows(sink, table, stream, defaults)
-    partition_by = sink.partition_by if table is None else table.partition_by
-    for field in context.schema.fields:
-        if field.name.lower() in map(str.lower, partition_by) and (why := why_no_partition(field.dataType)):
-            raise SchemaError(
-                f"the partition column '{field.name}' of sink '{context.uid}' is "
-                f"{field.dataType.simpleString()}",
-                why=why,
-                what_to_do=f"partition {sink.path} by another column, such as hex({field.name})",
-            )
-    if table is not None and table.is_append_only and not isinstance(sink.mode, Append):
-        raise ConfigError(
-            f"the table {sink.path} of sink '{context.uid}' has delta.appendOnly",
-            what_to_do="ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly'), or use Append()",
-        )
-    if isinstance(sink.mode, OverwritePartitions) and not partition_by:
-        raise ConfigError(
-            f"sink '{context.uid}' overwrites partitions of {sink.path}, which has none",
-            what_to_do="give DeltaSink partition_by, or use a partitioned table",
-        )
-    stored = [context.schema[name] for name in list_stored_names(sink.mode, context.schema.names)]
-    if table is not None:
-        _check_table(sink, context, table)
-    # The commit creates the table, so its columns must be checked before a checkpoint is decided.
-    elif why := why_no_table(stored, sink.partition_by):
+    if why := next(filter(None, _find_misfits(sink, context.schema, table)), ""):
         raise _make_refusal(sink, context, why)
     if by_spark and not has_delta_format(spark):
         why, what_to_do = how_to_get_delta(str(SparkMinor.of(spark.version)))
@@ -153,20 +130,17 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
 
 
 def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
-    names, mode = context.schema.names, sink.mode
-    stored = list_stored_names(mode, names)
-    wanted: list[tuple[str, Sequence[str], Sequence[str]]]
-    wanted = [("is partitioned by", sink.partition_by, stored)]
+    schema, mode = context.schema, sink.mode
+    stored = T.StructType([schema[name] for name in list_stored_names(mode, schema.names)])
+    wanted = [("partition_by", sink.partition_by, stored)]
     if isinstance(mode, Upsert):
-        wanted += [("leaves out", mode.left_out, names), ("is keyed by", mode.keys, stored)]
-        wanted += [("is ordered by", [mode.sequence_by] if mode.sequence_by else [], names)]
+        wanted += [("not_stored", mode.not_stored, schema), ("keys", mode.keys, stored)]
+        wanted += [("sequence_by", (mode.sequence_by,) if mode.sequence_by else (), schema)]
+        if mode.row_kind is not None:
+            find_field(schema, mode.row_kind, f"row_kind of sink '{context.uid}'", ("string",))
     for role, columns, have in wanted:
         for name in columns:
-            if name not in have:
-                raise SchemaError(
-                    f"sink '{context.uid}' {role} '{name}', which its stream does not have",
-                    what_to_do=f"choose from {', '.join(have)}",
-                )
+            find_field(have, name, f"{role} of sink '{context.uid}'")
 
 
 def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
@@ -184,11 +158,6 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
                 why=why,
                 what_to_do="add a column of a simple type before the sink, such as lower(...)",
             )
-    if mode.row_kind is not None and not isinstance(context.schema[mode.row_kind].dataType, T.StringType):
-        raise SchemaError(
-            f"row_kind of sink '{context.uid}' is the column '{mode.row_kind}', which is no STRING",
-            what_to_do="name the column with the row kinds of the changelog",
-        )
     if mode.delete_when is not None:
         try:
             empty = spark.createDataFrame([], context.schema)
@@ -205,30 +174,30 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
             )
 
 
-def _check_table(sink: DeltaSinkSettings, context: SinkContext, table: TableInfo) -> None:
-    if sink.partition_by and tuple(sink.partition_by) != table.partition_by:
-        raise _make_refusal(
-            sink, context, f"it is partitioned by {', '.join(table.partition_by) or 'nothing'}"
-        )
-    if why := why_unfit(table, sink.mode, context.schema.jsonValue()["fields"], sink.schema_evolution):
-        raise _make_refusal(sink, context, why)
-    # Delta cannot MERGE into a table with a CHAR column, whatever its role.
-    padded = [name for name in table.padded if isinstance(sink.mode, Upsert) or name in table.partition_by]
-    if padded and not isinstance(sink.mode, Append):
-        does = f"upserts into {sink.path}, whose column {padded[0]}"
-        why = "Delta refuses every MERGE into a table with such a column, which it pads"
-        if isinstance(sink.mode, OverwritePartitions):
-            does = f"overwrites partitions of {sink.path} by {padded[0]}, which"
-            why = "a text with padding and one without would be two partitions"
-        raise ConfigError(
-            f"sink '{context.uid}' {does} is a CHAR",
-            why=why,
-            what_to_do="make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ...",
-        )
-    keys = sink.mode.keys if isinstance(sink.mode, Upsert) else ()
-    if folding := [key for key in keys if table.is_collated(key)]:
-        why = f"the collation of its column {folding[0]} takes different keys for one"
-        raise _make_refusal(sink, context, why)
+def _find_misfits(sink: DeltaSinkSettings, schema: T.StructType, table: TableInfo | None) -> Iterator[str]:
+    """Yield why a table that exists, or that the first commit creates, cannot take a stream."""
+    mode, partition_by = sink.mode, sink.partition_by if table is None else table.partition_by
+    if table is not None and table.is_append_only and not isinstance(mode, Append):
+        yield "it has delta.appendOnly, and takes Append() only"
+    for field in schema.fields:
+        if field.name.lower() in map(str.lower, partition_by) and (why := why_no_partition(field.dataType)):
+            yield f"its partition column '{field.name}' is {field.dataType.simpleString()}: {why}"
+    if isinstance(mode, OverwritePartitions) and not partition_by:
+        yield "it has no partitions that are overwritten, and the sink no partition_by"
+    if table is None:
+        yield why_no_table([schema[name] for name in list_stored_names(mode, schema.names)], partition_by)
+        return
+    if sink.partition_by and tuple(sink.partition_by) != partition_by:
+        yield f"it is partitioned by {', '.join(partition_by) or 'nothing'}"
+    yield why_unfit(table, mode, schema.jsonValue()["fields"], sink.schema_evolution)
+    # Delta cannot MERGE into a table with a CHAR column, whatever its role. In a partition column a text with
+    # padding and one without would be two partitions.
+    for name in table.padded:
+        if isinstance(mode, Upsert) or (isinstance(mode, OverwritePartitions) and name in partition_by):
+            yield f"its column {name} is a CHAR, which Delta pads; a VARCHAR or STRING has no padding"
+    for key in mode.keys if isinstance(mode, Upsert) else ():
+        if table.is_collated(key):
+            yield f"the collation of its column {key} takes different keys for one"
 
 
 def _check_constraints(

@@ -7,7 +7,8 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal
 
 from flinkish_spark.connectors.delta.files import FOLDER, TableFiles, why_no_path
 from flinkish_spark.connectors.delta.table import (
@@ -47,33 +48,26 @@ class DeltaSinkSettings:
     options: Mapping[str, str] = field(default_factory=dict)
     mode: WriteMode = field(default_factory=Append)
     schema_evolution: SchemaEvolution = SchemaEvolution.NONE
-    writer: str | None = None
+    writer: Literal["python"] | None = None
     store_options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_fields(self, writer="leave writer out")
-        if self.writer not in (None, "python"):
-            raise ConfigError(
-                f"writer is {self.writer!r}", why="tasks write files in Python", what_to_do="leave writer out"
-            )
         object.__setattr__(self, "writer", "python")
-        check_store_options(self.path, self.store_options)
+        check_path("the Delta path", self.path, self.store_options)
         for name in self.options:
-            what, why, what_to_do = "cannot be used", "", ""
+            what, what_to_do = "", ""
             if name.lower() in _SCHEMA_OPTIONS:
-                why = "a commit's changes of the schema must be known when its rows are staged"
+                what = "cannot be used: changes of the schema must be known when rows are staged"
                 what_to_do = "use schema_evolution or mode, or ALTER TABLE while the job is stopped"
             elif name.lower() in _OWN_OPTIONS:
-                why = "the sink marks its commits with it, and exactly-once depends on that"
-                what_to_do = "leave it out"
+                what, what_to_do = "cannot be used: the sink marks its commits with it", "leave it out"
             elif name.lower() not in map(str.lower, _KNOWN_OPTIONS):
-                what = "is not known"
-                why = "a writer would silently ignore it, or rows would not count as changes"
+                what = "is not known, and a writer would silently ignore it"
                 what_to_do = f"use {', '.join(_KNOWN_OPTIONS)}; properties belong into CREATE TABLE"
-            if why:
-                raise ConfigError(f"the Delta option '{name}' {what}", why=why, what_to_do=what_to_do)
+            if what:
+                raise ConfigError(f"the Delta option '{name}' {what}", what_to_do=what_to_do)
         file_options(self.options)
-        check_path("the Delta path", self.path)
 
 
 def file_options(options: Mapping[str, str]) -> dict[str, Any]:
@@ -100,18 +94,17 @@ def file_options(options: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def check_path(what: str, path: str) -> None:
-    """Raise ConfigError for a path that means different places to Spark and delta-rs, or has a login."""
+def check_path(what: str, path: str, options: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Raise ConfigError for a path that means different places to Spark and delta-rs, or has a login.
+
+    The same for an option that the table's store does not have, and for a secret in plain text.
+    """
     url = plain_url(path)
     scheme, colon, rest = url.partition("://")
     # A URL may have a login in it.
     shown = path if path.startswith("/") else redact_url(path)
     if not colon and path[:5].lower() != "file:" and not path.startswith("/"):
-        raise ConfigError(
-            f"{what} {shown!r} is relative",
-            why="it would mean different places in different processes",
-            what_to_do="give an absolute path or a URI",
-        )
+        raise ConfigError(f"{what} {shown!r} is relative", what_to_do="give an absolute path or a URI")
     why = why_no_path(path)
     if colon and not path.startswith("/") and scheme.lower() != "file":
         if scheme.lower() in SCHEMES:
@@ -129,18 +122,14 @@ def check_path(what: str, path: str) -> None:
             what_to_do="name a folder by an absolute path, by file: without a host, or by a URL, without "
             "\\ or % in its name; give credentials in store_options: env:NAME",
         )
+    if options:
+        StoreSpec.parse(url, options)
 
 
 def plain_url(path: str) -> str:
     """Return a URL with our name of its scheme, such as s3 for Spark's s3a."""
     scheme, colon, rest = path.partition("://")
     return f"{_PLAIN.get(scheme.lower(), scheme)}{colon}{rest}"
-
-
-def check_store_options(path: str, options: Mapping[str, str]) -> None:
-    """Raise ConfigError for an option that a table's store does not have, or for a secret in plain text."""
-    if options:
-        StoreSpec.parse(plain_url(path), options)
 
 
 #: Folder of short-lived objects that test the store.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pyspark.sql import types as T
 
@@ -20,7 +20,7 @@ from flinkish_spark.connectors.delta.log import (
     check_partitions,
     commit_path,
 )
-from flinkish_spark.connectors.delta.sink_settings import check_path, check_store_options
+from flinkish_spark.connectors.delta.sink_settings import check_path
 from flinkish_spark.connectors.delta.table import TableInfo, physical_name, rename_fields
 from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
@@ -125,8 +125,7 @@ class DeltaTableSource(_TableFileSource):
 
 def to_table_path(path: str | os.PathLike[str], options: Mapping[str, str] | None) -> TablePath:
     folder = to_path(path)
-    check_path("the Delta path", folder)
-    check_store_options(folder, options or {})
+    check_path("the Delta path", folder, options or {})
     return table_path(folder, options or {})
 
 
@@ -249,7 +248,7 @@ class DeltaSource(_TableFileSource):
 
     kind = "delta"
 
-    @check_arguments()
+    @check_arguments(reader="leave it out; for Spark's own source use env.from_dataframe")
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -261,7 +260,7 @@ class DeltaSource(_TableFileSource):
         max_bytes_per_trigger: Annotated[Limit, Range(1)] = UNLIMITED,
         splits: int = 1,
         discover_every_ms: Milliseconds = 1_000,
-        reader: str | None = None,
+        reader: Literal["python"] | None = None,
         store_options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
@@ -269,12 +268,6 @@ class DeltaSource(_TableFileSource):
             # One that ends before it begins would be read as an empty one.
             with raise_config_errors("see the documentation of DeltaSource"):
                 check_whole("ending_version", ending_version, least=starting_version or 0)
-        if reader not in (None, "python"):
-            raise ConfigError(
-                f"reader is {reader!r}",
-                why="this package reads Delta in Python",
-                what_to_do="leave it out; for Spark's own source use env.from_dataframe",
-            )
         snapshot = DeltaSnapshot.read(to_table_path(path, store_options))
         self._rows_of, fields = FileRows(snapshot.table, snapshot.metadata), record_schema(snapshot)
         is_feed = changes is DeltaChanges.FEED

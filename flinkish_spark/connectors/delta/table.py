@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import check_fields
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.codec import LEFT_OUT, StoredObject, read
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage
@@ -166,6 +167,9 @@ class OverwritePartitions(StoredObject):
     TAG: ClassVar = ("kind", "OVERWRITE_PARTITIONS")
 
 
+_GIVE_COLUMNS = 'give a tuple of columns: ("id",)'
+
+
 @dataclass(frozen=True, slots=True)
 class Upsert(StoredObject):
     """Write mode with one row per key: a record replaces the row with its key, or becomes a new one.
@@ -212,31 +216,16 @@ class Upsert(StoredObject):
     row_kind: str | None = field(default=None, metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
-        for name in ("keys", "not_stored"):
-            given = getattr(self, name)
-            if isinstance(given, str) or not all(isinstance(one, str) for one in given):
-                raise ConfigError(
-                    f"{name} of Upsert is {given!r}", what_to_do='give a tuple of columns: ("id",)'
-                )
-            object.__setattr__(self, name, tuple(given))
+        check_fields(self, keys=_GIVE_COLUMNS, not_stored=_GIVE_COLUMNS)
         if not self.keys:
-            raise ConfigError(
-                "Upsert has no keys",
-                why="nothing would say which row a record replaces",
-                what_to_do='name them: Upsert(keys=("id",)), or use Append()',
-            )
-        both = sorted(set(self.keys) & set(self.not_stored))
-        if both:
-            raise ConfigError(
-                f"the key '{both[0]}' of Upsert is among the columns that are not stored",
-                what_to_do="take it out of not_stored",
-            )
+            what = "Upsert has no keys, which say the row that a record replaces"
+            raise ConfigError(what, what_to_do='name them: Upsert(keys=("id",)), or use Append()')
+        if both := sorted(set(self.keys) & set(self.not_stored)):
+            what = f"the key '{both[0]}' of Upsert is among the columns that are not stored"
+            raise ConfigError(what, what_to_do="take it out of not_stored")
         if self.row_kind is not None and (self.delete_when is not None or self.row_kind in self.keys):
-            raise ConfigError(
-                f"row_kind of Upsert is {self.row_kind!r}, which is a key, or delete_when is given as well",
-                why="the kind of a row says whether it is deleted, and is no part of it",
-                what_to_do="leave delete_when out, and name columns of the row as keys",
-            )
+            what = f"row_kind of Upsert is {self.row_kind!r}, which is a key, or delete_when is given as well"
+            raise ConfigError(what, what_to_do="leave delete_when out, and name columns of the row as keys")
 
     @property
     def left_out(self) -> tuple[str, ...]:

@@ -13,13 +13,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 from flinkish_spark.connectors.partition_values import NULL_BUCKET, why_no_partition
+from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.validation import check_function, check_methods
+from flinkish_spark.core.fields import Name, TextPattern, check_arguments, check_fields
+from flinkish_spark.core.validation import check_function
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX
 
@@ -91,6 +93,11 @@ def _offset(utc: datetime, zone: ZoneInfo) -> timedelta:
     return found
 
 
+_FOLDER_NAME = TextPattern(rf"(?!_|\.|{PREFIX}).+", "a name that begins with a letter")
+_FolderName = Annotated[str, _FOLDER_NAME]
+_FOLDER_ADVICE = "choose a name that begins with a letter"
+
+
 class BucketAssigner(ABC):
     """Assigns records to buckets; several assigners make folders in folders. Subclass all three methods.
 
@@ -135,12 +142,10 @@ class ColumnBuckets(BucketAssigner):
 
     fields: tuple[str, ...]
 
-    def __init__(self, *fields: str) -> None:
-        if not fields or not all(isinstance(field, str) and field for field in fields):
-            raise ConfigError(
-                f"ColumnBuckets{fields!r} names no columns",
-                what_to_do='name fields: ColumnBuckets("country")',
-            )
+    @check_arguments(fields='name fields: ColumnBuckets("country")')
+    def __init__(self, *fields: Name) -> None:
+        if not fields:
+            raise ConfigError("ColumnBuckets() names no columns", what_to_do='name it: ColumnBuckets("city")')
         object.__setattr__(self, "fields", fields)
 
     @property
@@ -181,28 +186,22 @@ class DateTimeBuckets(BucketAssigner):
 
     pattern: str = "yyyy-MM-dd--HH"
     column: str | None = None
-    name: str = "dt"
+    name: _FolderName = "dt"
     zone: str = "UTC"
 
     def __post_init__(self) -> None:
-        runs = [match[0] for match in _LETTER_RUNS.finditer(str(self.pattern))]
-        unknown = [run for run in runs if run not in _LETTERS]
-        twice = [run for run in runs if runs.count(run) > 1]
-        if unknown or twice or not runs or any(character in self.pattern for character in "/'%"):
-            why = f"it has {unknown[0]!r} in it" if unknown else "it has no time or a special character in it"
-            raise ConfigError(
-                f"the pattern {self.pattern!r} of DateTimeBuckets cannot be used",
-                why=f"it has {twice[0]!r} in it twice" if twice else why,
-                what_to_do=f"put it together of {', '.join(_LETTERS)} and characters like '-' and '_'",
-            )
-        _check_folder_name(self.name)
+        check_fields(self, name=_FOLDER_ADVICE)
+        runs = [match[0] for match in _LETTER_RUNS.finditer(self.pattern)]
+        is_known = bool(runs) and not set(runs) - _LETTERS.keys() and len(set(runs)) == len(runs)
+        if not is_known or not set(self.pattern).isdisjoint("/'%"):
+            what = f"the pattern {self.pattern!r} of DateTimeBuckets cannot be used"
+            to_do = f"put it together of {', '.join(_LETTERS)}, each once, and characters like '-' and '_'"
+            raise ConfigError(what, what_to_do=to_do)
         try:
             ZoneInfo(self.zone)
-        except (KeyError, ValueError, OSError, TypeError, AttributeError):
-            raise ConfigError(
-                f"the time zone {self.zone!r} of DateTimeBuckets is not known",
-                what_to_do='name one like "UTC" or "Europe/Berlin"',
-            ) from None
+        except (KeyError, ValueError, OSError):
+            what = f"the time zone {self.zone!r} of DateTimeBuckets is not known"
+            raise ConfigError(what, what_to_do='name one like "UTC" or "Europe/Berlin"') from None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -212,15 +211,9 @@ class DateTimeBuckets(BucketAssigner):
     def check(self, schema: T.StructType, uid: str) -> None:
         """Refuse a column without times, and a name that is taken."""
         refuse_taken(self.names, schema, uid)
-        if self.column is None:
-            return
-        found = schema[self.column].dataType.typeName() if self.column in schema.names else "missing"
-        if found not in ("timestamp", "timestamp_ntz", "date"):
-            raise SchemaError(
-                f"the buckets of sink '{uid}' are of the times in '{self.column}', which is {found}",
-                why="it must be a TIMESTAMP, TIMESTAMP_NTZ or DATE",
-                what_to_do=f"choose from {', '.join(schema.names)}, or cast it with transform(...)",
-            )
+        if self.column is not None:
+            whose = f"the time of the buckets of sink '{uid}'"
+            find_field(schema, self.column, whose, ("timestamp", "timestamp_ntz", "date"))
 
     def columns(self, now_ms: int) -> Mapping[str, Column]:
         """Return the folder's column."""
@@ -290,11 +283,11 @@ class ExpressionBuckets(BucketAssigner):
     ('first',)
     """
 
-    name: str
+    name: _FolderName
     expression: str | Callable[[], Column]
 
     def __post_init__(self) -> None:
-        _check_folder_name(self.name)
+        check_fields(self, name=_FOLDER_ADVICE)
         if not isinstance(self.expression, str):
             check_function(self.expression, f"the expression of ExpressionBuckets({self.name!r})", 0)
 
@@ -314,27 +307,21 @@ class ExpressionBuckets(BucketAssigner):
         return {self.name: F.expr(self.expression) if isinstance(self.expression, str) else self.expression()}
 
 
-def check_assigners(given: object) -> tuple[BucketAssigner, ...]:
-    several = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
-    if given is None:
-        return ()
-    for one in several:
-        if not isinstance(one, BucketAssigner):
-            raise ConfigError(
-                f"bucket_by is {given!r}",
-                what_to_do='use DateTimeBuckets(...), ColumnBuckets("country") or ExpressionBuckets(...)',
-            )
-        check_methods(one, BucketAssigner, f"the {type(one).__name__} that is given as bucket_by")
-        for name in one.names:
-            _check_folder_name(name)
-    names = [name.lower() for one in several for name in one.names]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(
-            f"two levels of bucket_by have the name '{twice[0]}'",
-            what_to_do="give each folder a name of its own",
-        )
-    return several
+def list_assigners(
+    given: BucketAssigner | Sequence[BucketAssigner] | None,
+) -> tuple[BucketAssigner, ...]:
+    return () if given is None else (given,) if isinstance(given, BucketAssigner) else tuple(given)
+
+
+def check_levels(assigners: Sequence[BucketAssigner]) -> None:
+    """Refuse names of folders that Spark's readers skip, and a name of two levels."""
+    names = [name for one in assigners for name in one.names]
+    for name in names:
+        if not isinstance(name, str) or not re.fullmatch(_FOLDER_NAME.pattern, name, re.DOTALL):
+            raise ConfigError(f"a bucket folder cannot be called {name!r}", what_to_do=_FOLDER_ADVICE)
+        if sum(name.lower() == other.lower() for other in names) > 1:
+            what = f"two levels of bucket_by have the name '{name.lower()}'"
+            raise ConfigError(what, what_to_do="give each folder a name of its own")
 
 
 def values_of(bucket: str) -> dict[str, str | None]:
@@ -365,13 +352,6 @@ def span_of(values: Mapping[str, str | None], times: Sequence[DateTimeBuckets]) 
     hour, minute, second = given.get("HH", 23), given.get("mm", 59), given.get("ss", 59)
     last = datetime(year, month, given.get("dd", last_day), hour, minute, second)
     return first, last + timedelta(seconds=1)
-
-
-def _check_folder_name(name: object) -> None:
-    if not isinstance(name, str) or not name or name.startswith(("_", ".", PREFIX)):
-        raise ConfigError(
-            f"a bucket folder cannot be called {name!r}", what_to_do="choose a name that begins with a letter"
-        )
 
 
 #: Zones in which each wall clock time is one instant.

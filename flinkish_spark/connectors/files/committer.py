@@ -484,21 +484,27 @@ class FileCommitter(Committer):
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         with _unavailable("looking for finished files"):
-            return self._why_not(int(target))
+            for path, part in self._list_finished():
+                if part.first <= int(target) < part.last:
+                    return (
+                        f"the file {path} of sink '{self._files.uid}' holds records from before and after "
+                        f"checkpoint {target}, because parts were rolled over checkpoints"
+                    )
+        return ""
 
     def supersede(self, target: CheckpointId, lineage: Lineage) -> CommitAnswer:
-        return _answer_of(lambda: self._supersede(int(target)))
+        return _answer_of(lambda: self._supersede(target))
 
-    def _supersede(self, target: int) -> CommitAnswer:
+    def _supersede(self, target: CheckpointId) -> CommitAnswer:
         """Delete the finished files of superseded checkpoints, which are known by their names."""
-        if why := self._why_not(target):
+        if why := self.why_not_superseded(target):
             return CommitAnswer(Outcome.LOST, why)
-        finished = list(self._list_finished())
-        doomed = [path for path, part in finished if part.first > target]
+        at, finished = int(target), list(self._list_finished())
+        doomed = [path for path, part in finished if part.first > at]
         touched = sorted({path.parent for path in doomed})
         # This order matters: the records go first. A crash in between then leaves files whose names say that
         # they must be deleted, and no record that would finish others.
-        self._set_back(target, touched, [path for path, part in finished if part.last <= target])
+        self._set_back(at, touched, [path for path, part in finished if part.last <= at])
         setting = self._settings.partition_commit
         policies = () if setting is None else setting.policies
         names = [policy.name for policy in policies if isinstance(policy, SuccessFile)]
@@ -506,16 +512,6 @@ class FileCommitter(Committer):
             self._disk.remove(path)
         self._disk.sync_folders(touched)
         return CommitAnswer(Outcome.COMMITTED if doomed else Outcome.ALREADY_COMMITTED)
-
-    def _why_not(self, target: int) -> str:
-        """Return why the files cannot be set back to the target; empty if they can."""
-        for path, part in self._list_finished():
-            if part.first <= target < part.last:
-                return (
-                    f"the file {path} of sink '{self._files.uid}' holds records from before and after "
-                    f"checkpoint {target}, because parts were rolled over checkpoints"
-                )
-        return ""
 
     def _set_back(self, target: int, touched: list[Path], left: list[Path]) -> None:
         """Write the state at the target under the newest checkpoint's number, then delete other records."""

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.parquet_calendar import open_parquet, read_batches
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.fields import TextPattern, check_fields
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.types.arrow_columns import find_beyond_years
 from flinkish_spark.types.arrow_types import spark_type
@@ -178,7 +178,7 @@ def json_batches(data: bytes, schema: pa.Schema, *, is_first: bool = True) -> It
 _ROWS_AT_ONCE = 10_000
 #: Spark's TIME has microseconds, and the Arrow type for it nanoseconds.
 _NANOS_PER_MICRO = 1_000
-_NO_DELIMITERS = '\r\n"\0'
+_DELIMITER = TextPattern(r'[^\r\n"\0\x80-\U0010ffff]', "one ASCII character, no quote and no end of a line")
 _WHOLE, _NO_WHOLE = "^[+-]?[0-9]+$", "a whole number has decimal digits only, maybe after a sign"
 #: Size of a block that Arrow parses at once; grows if a row does not fit, up to the limit of Arrow's texts.
 _CSV_BLOCK_BYTES, _MOST_CSV_BLOCK_BYTES = 1 << 20, 1 << 28
@@ -296,14 +296,10 @@ class CsvFiles(InputFormat):
     """
 
     header: CsvHeader = CsvHeader.NAMES
-    delimiter: str = ","
+    delimiter: Annotated[str, _DELIMITER] = ","
 
     def __post_init__(self) -> None:
-        what_to_do = "give one ASCII character, which is no quote and no end of a line"
-        check_fields(self, delimiter=what_to_do)
-        text = self.delimiter
-        if len(text) != 1 or not text.isascii() or text in _NO_DELIMITERS:
-            raise ConfigError(f"delimiter is {text!r}", what_to_do=what_to_do)
+        check_fields(self, delimiter='give a comma, or another ASCII character: delimiter=";"')
 
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         """Yield the records."""

@@ -116,15 +116,12 @@ def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
         if reason is not None:
             raise ConfigError(f"the {kind.value} option '{name}' cannot be used", what_to_do=reason)
         if name.lower() not in _KNOWN[kind]:
-            raise ConfigError(
-                f"a file sink with {kind.value} does not take the option '{name}'",
-                why="Spark would silently ignore it, or it would change the text of values",
-                what_to_do=f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}",
-            )
+            what = f"a file sink with {kind.value} does not take the option '{name}'"
+            to_do = f"leave it out, or correct it to one of {', '.join(sorted(_KNOWN[kind]))}"
+            raise ConfigError(what, why="it is unknown, or would change the text of values", what_to_do=to_do)
         if name.lower() in _FLAGS and value.lower() not in ("true", "false"):
-            raise ConfigError(
-                f"the {kind.value} option '{name}' is {value!r}", what_to_do='say "true" or "false"'
-            )
+            what = f"the {kind.value} option '{name}' is {value!r}"
+            raise ConfigError(what, what_to_do='say "true" or "false"')
         if name.lower() in ("encoding", "charset") and not _FOR_ALL_TEXTS.fullmatch(value.upper()):
             raise ConfigError(
                 f"the {kind.value} files would be in {value}",
@@ -179,10 +176,9 @@ def _check_separators(kind: FileFormat, options: Mapping[str, str]) -> None:
 def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
     codecs = CODECS.get(kind, CODECS_OF_LINES)
     if codec is not None and codec not in codecs:
-        raise ConfigError(
-            f"{kind.value} files cannot be written with the codec '{codec}', which {who} names",
-            what_to_do=f"give the sink the option compression, one of {', '.join(codecs)}",
-        )
+        what = f"{kind.value} files cannot be written with the codec '{codec}', which {who} names"
+        to_do = f"give the sink the option compression, one of {', '.join(codecs)}"
+        raise ConfigError(what, what_to_do=to_do)
 
 
 def parse_option(name: str, value: str) -> Any:

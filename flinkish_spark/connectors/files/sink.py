@@ -14,8 +14,9 @@ from flinkish_spark.connectors.avro_calendar import check_calendar
 from flinkish_spark.connectors.files import output_formats as formats
 from flinkish_spark.connectors.files.buckets import (
     BucketAssigner,
-    check_assigners,
     check_folder,
+    check_levels,
+    list_assigners,
     refuse_taken,
 )
 from flinkish_spark.connectors.files.committer import CommitSettings, FileCommitter
@@ -138,12 +139,9 @@ class FileSink(Sink):
         check_fields(self)
         local_path(self.path)
         if self.compaction is not None and isinstance(self.rolling, RollingPolicy):
-            raise ConfigError(
-                "a file sink has both a RollingPolicy and a Compaction",
-                why="a RollingPolicy merges files itself, up to a size of its own",
-                what_to_do="leave compaction out",
-            )
-        check_assigners(self.bucket_by)
+            what = "a file sink has both a RollingPolicy and a Compaction, and the first merges files itself"
+            raise ConfigError(what, what_to_do="leave compaction out")
+        check_levels(self._assigners)
         formats.check_options(self.format, self.options)
         self._check_mergeable(())
 
@@ -153,7 +151,7 @@ class FileSink(Sink):
 
     @property
     def _assigners(self) -> tuple[BucketAssigner, ...]:
-        return check_assigners(self.bucket_by)
+        return list_assigners(self.bucket_by)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the folder."""
@@ -224,11 +222,8 @@ def local_path(path: str) -> Path:
     parsed = urlparse(text)
     if "://" in text or text.startswith("file:"):
         if parsed.scheme.lower() != "file" or parsed.netloc not in ("", "localhost"):
-            raise ConfigError(
-                f"the file sink cannot write to {text!r}",
-                why="it finishes files with the renames of a file system, which object stores do not have",
-                what_to_do="give a path that all machines mount, or use a DeltaSink",
-            )
+            what = f"the file sink cannot write to {text!r}, which has no renames of a file system"
+            raise ConfigError(what, what_to_do="give a path that all machines mount, or use a DeltaSink")
         text = unquote(parsed.path)
     if not os.path.isabs(text) or "\0" in text:
         raise ConfigError(f"the path {text!r} of a file sink is relative", what_to_do="give an absolute path")

@@ -20,7 +20,7 @@ from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, cas
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError
-from flinkish_spark.core.fields import Range, check_arguments
+from flinkish_spark.core.fields import Range, TextPattern, check_arguments
 from flinkish_spark.core.iterators import elements_of
 from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
@@ -434,7 +434,7 @@ class FileSource(SplitSource):
         schema: str | T.StructType,
         *,
         discovery: Discovery = Discovery.ONCE,
-        pattern: str = "*",
+        pattern: Annotated[str, TextPattern("[^/]+", "a pattern of names of files")] = "*",
         splits: Annotated[int, Range(1, 10_000)] = 1,
         discover_every_ms: Annotated[Milliseconds, Range(1, MOST_MS)] = 1_000,
         max_files_per_batch: Annotated[int, Range(1)] = 1_000,
@@ -445,8 +445,6 @@ class FileSource(SplitSource):
         self.format, self.rate = format, RateLimit() if rate is None else rate
         self.schema = output_schema(schema, "a file source")
         self.format.check(arrow_schema(self.schema))
-        if not pattern or "/" in pattern:
-            raise ConfigError(f"pattern is {pattern!r}", what_to_do='give a pattern of names: "*.csv"')
         self._discovery, self._pattern, self._parts = discovery, pattern, splits
         self._every_s, self._most_files = discover_every_ms / 1_000, max_files_per_batch
         self._most_bytes = max_bytes_per_batch

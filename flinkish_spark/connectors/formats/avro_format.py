@@ -111,11 +111,8 @@ class Avro(RegisteredFormat):
         if self.schema_id is None:
             return
         if not self.schema:
-            raise ConfigError(
-                "Avro has a schema_id and no schema",
-                why="the id belongs to one schema, and a derived one changes with the stream",
-                what_to_do="give the schema that the registry has under this id",
-            )
+            what_to_do = "give the schema that the registry has under this id"
+            raise ConfigError("Avro has a schema_id and no schema", what_to_do=what_to_do)
         if self.registry is not None:
             raise ConfigError("Avro has a schema_id and a registry", what_to_do="leave one of them out")
 

@@ -107,7 +107,21 @@ class DebeziumJson(_JsonChanges):
 
     def _check_columns(self, fields: T.StructType) -> None:
         _check_names(fields, "epoch_units", self.epoch_units, T.TimestampType, T.TimestampNTZType)
-        _check_decimals(fields, self.decimals)
+        told = self.decimals if isinstance(self.decimals, Mapping) else {}
+        _check_names(fields, "decimals", told, T.DecimalType)
+        if isinstance(self.decimals, DecimalHandling) and self.decimals is not DecimalHandling.PRECISE:
+            return
+        for column in fields:
+            kind = column.dataType
+            if isinstance(kind, T.DecimalType) and not kind.scale and column.name not in told:
+                raise ConfigError(
+                    f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, and decimals does "
+                    "not say how it is written",
+                    why="some connectors write whole numbers as plain numbers; the text 1234 is such a "
+                    "number, and also the base64 of another one",
+                    what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if it is base64, '
+                    "DecimalHandling.DOUBLE if it is a number; or declare LONG",
+                )
 
 
 @dataclass(frozen=True)
@@ -136,11 +150,9 @@ class DebeziumMongoJson(_JsonChanges):
 
     def check_keyless(self) -> None:
         if self.mode is ChangelogMode.UPSERT:
-            raise ConfigError(
-                "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key",
-                why="a deletion may name its document by the record's key alone",
-                what_to_do='read it, key=Json("id STRING"), and let sinks go by it',
-            )
+            # A deletion may name its document by the record's key alone.
+            what = "the value is DebeziumMongoJson in ChangelogMode.UPSERT, and the source has no key"
+            raise ConfigError(what, what_to_do='read it, key=Json("id STRING"), and let sinks go by it')
 
     def _make_envelope(self) -> Envelope:
         return MongoEnvelope(self)
@@ -267,24 +279,6 @@ def _check_names(fields: T.StructType, setting: str, names: Iterable[str], *kind
             f"{setting} has '{wrong[0]}', which is no {kinds[0].typeName().upper()} of the schema",
             what_to_do=f"choose among {', '.join(able)}" if able else "leave it out",
         )
-
-
-def _check_decimals(fields: T.StructType, decimals: DecimalHandling | Mapping[str, DecimalHandling]) -> None:
-    told = decimals if isinstance(decimals, Mapping) else {}
-    _check_names(fields, "decimals", told, T.DecimalType)
-    if isinstance(decimals, DecimalHandling) and decimals is not DecimalHandling.PRECISE:
-        return
-    for column in fields:
-        kind = column.dataType
-        if isinstance(kind, T.DecimalType) and not kind.scale and column.name not in told:
-            raise ConfigError(
-                f"the column '{column.name}' of DebeziumJson is {kind.simpleString()}, "
-                "and decimals does not say how its values are written",
-                why="some connectors write whole numbers as plain numbers, such as MySQL's BIGINT "
-                "UNSIGNED; the text 1234 is such a number, and also the base64 of another one",
-                what_to_do=f'decimals={{"{column.name}": DecimalHandling.PRECISE}} if they are base64, '
-                "DecimalHandling.DOUBLE if they are numbers; or declare LONG",
-            )
 
 
 def _find_unavailable_texts(placeholder: str) -> Sequence[str]:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -15,8 +15,8 @@ from flinkish_spark.connectors.csv_lines import CsvForm, lines_of
 from flinkish_spark.connectors.formats.reader import CodecError, ConvertingReader, Reader, read_values
 from flinkish_spark.connectors.plain_formats import check_exact, choose_fields, parse_fields
 from flinkish_spark.contracts.format import EncodedColumn, Format, PartReader, PartWriter
-from flinkish_spark.core.errors import ConfigError, SchemaError
-from flinkish_spark.core.fields import check_fields
+from flinkish_spark.core.errors import SchemaError
+from flinkish_spark.core.fields import TextPattern, check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.exact_text import unfit_for_json
 from flinkish_spark.types.json_columns import replace_months
@@ -47,16 +47,11 @@ class Csv(Format):
     """
 
     schema: str = ""
-    delimiter: str = ","
+    delimiter: Annotated[str, TextPattern(r'[^"\r\n\0]', "one character, no quote or end of a line")] = ","
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
 
     def __post_init__(self) -> None:
-        check_fields(self)
-        if not isinstance(self.delimiter, str) or len(self.delimiter) != 1 or self.delimiter in '"\r\n\0':
-            raise ConfigError(
-                f"delimiter is {self.delimiter!r}",
-                what_to_do="give one character, which is no quote and no end of a line",
-            )
+        check_fields(self, delimiter='give a comma, or another character: delimiter=";"')
 
     def make_reader(self, part: str) -> PartReader:
         fields = parse_fields(self.schema, "CSV")
@@ -75,10 +70,8 @@ class Csv(Format):
 def _check_flat(fields: T.StructType, whose: str) -> None:
     for one in fields:
         if isinstance(one.dataType, T.StructType | T.ArrayType | T.MapType):
-            raise SchemaError(
-                f"{whose} has the field '{one.name}' of type {one.dataType.simpleString()}",
-                what_to_do="leave it out, or make a STRING of it in a transform",
-            )
+            what = f"{whose} has the field '{one.name}' of type {one.dataType.simpleString()}"
+            raise SchemaError(what, what_to_do="leave it out, or make a STRING of it in a transform")
 
 
 @dataclass(frozen=True)

@@ -256,15 +256,9 @@ def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: On
         return
     names = ", ".join(f"'{name}'" for name in found.left_out[:10])
     if policy is OnSchemaChange.EVOLVE:
-        raise RetriableError(
-            f"records were written with {writer.name}, which has the new fields {names}",
-            why="the job starts again and reads them",
-            what_to_do="wait: the job starts again by itself",
-            schema_id=writer.schema_id,
-        )
+        raise to_mismatch_error(writer, f"it has the new fields {names}", policy)
     raise SchemaError(
         f"records were written with {writer.name}, which has fields that the source does not read: {names}",
-        why="on_schema_change is OnSchemaChange.FAIL",
         what_to_do="choose OnSchemaChange.EVOLVE for new columns, OnSchemaChange.LEAVE_OUT to do without, or "
         "give a schema with them",
     )

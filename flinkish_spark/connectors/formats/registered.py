@@ -66,10 +66,8 @@ class RegisteredFormat(Format):
         if self._has_schema:
             return self._make_reader(part, None)
         if self.registry is None:
-            raise ConfigError(
-                f"{type(self).__name__} of a source has neither a schema nor a registry",
-                what_to_do="give one of them",
-            )
+            what = f"{type(self).__name__} of a source has neither a schema nor a registry"
+            raise ConfigError(what, what_to_do="give one of them")
         return None
 
     def find_reader(self, part: str, uid: str, place: JobPlace, topics: Sequence[str]) -> PartReader:

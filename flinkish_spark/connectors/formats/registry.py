@@ -138,25 +138,20 @@ class SchemaRegistry:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        urls = [one.strip() for one in self.url.split(",")] if isinstance(self.url, str) else [""]
-        if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one) for one in urls):
-            raise ConfigError(
-                "the URL of the schema registry cannot be used",
-                why="it must begin with http:// or https://, and must not contain a name or a password",
-                what_to_do='give SchemaRegistry("https://registry:8081", username=..., password=...)',
-            )
+        urls = self.url.split(",")
+        if not all(re.fullmatch(r"https?://[^\s/@?#]+(/[^\s@?#]*)?", one.strip()) for one in urls):
+            # It is not shown, since it may contain a password.
+            what = "the URL of the schema registry does not begin with http:// or https://, or has a login"
+            what_to_do = 'give SchemaRegistry("https://registry:8081", username=..., password=...)'
+            raise ConfigError(what, what_to_do=what_to_do)
         if bool(self.username) != bool(self.password) or (self.username and self.token):
-            raise ConfigError(
-                "the schema registry has a username without a password, a password alone, or a token as well",
-                what_to_do="give username and password, or only a token, or none of the three",
-            )
+            what = "the schema registry has not both username and password, or one of them and a token"
+            raise ConfigError(what, what_to_do="give username and password, only a token, or none of them")
         for name in ("password", "token"):
             secret_of(getattr(self, name), f"{name} of the schema registry")  # Raises if it names no place.
         if self.key_location and not self.certificate_location:
-            raise ConfigError(
-                "the schema registry has a key_location and no certificate_location",
-                what_to_do="give the certificate that the key belongs to",
-            )
+            what = "the schema registry has a key_location and no certificate_location"
+            raise ConfigError(what, what_to_do="give the certificate that the key belongs to")
 
 
 class NoSuchSchema(LookupError):

@@ -49,13 +49,6 @@ class WriteMode(enum.Enum):
     #: A record replaces the row with its key.
     UPSERT = "upsert"
 
-    @classmethod
-    def of(cls, value: str | WriteMode) -> WriteMode:
-        try:
-            return cls(value)
-        except ValueError:
-            raise ConfigError(f"mode={value!r} is no write mode", what_to_do="use insert or upsert") from None
-
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -77,16 +77,10 @@ def _why_unreadable(text: str) -> str:
 def _path_refused(path: str) -> ConfigError:
     letters = [f"'{letter}'" for letter in "?#" if letter in path]
     if letters:
-        return ConfigError(
-            f"the JDBC URL cannot be read: its path has {' and '.join(letters)}",
-            why="options or a fragment begin there in a URL, and a database file of SQLite has none",
-            what_to_do="rename the file or its folder, or reach it through a link with another name",
-        )
-    return ConfigError(
-        "the JDBC URL cannot be read: its path is not absolute",
-        why="driver and tasks may have other working directories",
-        what_to_do="write jdbc:sqlite:/absolute/path",
-    )
+        what = f"the JDBC URL cannot be read: its path has {' and '.join(letters)}"
+        return ConfigError(what, what_to_do="rename the file or its folder, or reach it through a link")
+    what = "the JDBC URL cannot be read: its path is not absolute"
+    return ConfigError(what, what_to_do="write jdbc:sqlite:/absolute/path")
 
 
 def _url_refused(what: str, why: str) -> ConfigError:
@@ -109,11 +103,9 @@ class TableName:
         """Read ``table`` or ``schema.table``; a part in double quotes may hold anything."""
         found = _TABLE.fullmatch(text)
         if found is None:
-            raise ConfigError(
-                f"{text!r} is not the name of a table",
-                why="it has to be table or schema.table; a part with dots or quotes stands in double quotes",
-                what_to_do='write it like sales.orders or sales."a.b"; a quote within quotes is doubled',
-            )
+            what = f"{text!r} is not the name of a table: table, or schema.table"
+            to_do = 'write it like sales.orders or sales."a.b"; a quote within quotes is doubled'
+            raise ConfigError(what, what_to_do=to_do)
         return cls(tuple(part.replace('""', '"') for part in found.groups() if part is not None))
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from flinkish_spark.connectors.buffer import BufferedSink, BufferWriter
 from flinkish_spark.connectors.jdbc.checks import Checks
@@ -21,25 +21,6 @@ from flinkish_spark.protocol.durations import Milliseconds
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def check_options(key: tuple[str, ...], mode: WriteMode, delete_when: str) -> None:
-    if mode is WriteMode.UPSERT and not key:
-        raise ConfigError("mode='upsert' needs a key", what_to_do='name the columns, as key=("id",)')
-    if delete_when and mode is WriteMode.INSERT:
-        raise ConfigError(
-            f"deleting by '{delete_when}' needs mode='upsert'",
-            why="rows are deleted by their key",
-            what_to_do="set the mode",
-        )
-    if delete_when in key and delete_when:
-        raise ConfigError(
-            f"the column '{delete_when}', by which rows are deleted, is a column of the key",
-            why="it says what happens to a row and is not stored",
-            what_to_do="use a column of its own",
-        )
-    if len(set(key)) < len(key):
-        raise ConfigError("the key names a column twice", what_to_do="name each once")
 
 
 #: Table in which a database keeps the newest checkpoint of each sink.
@@ -99,7 +80,7 @@ class JdbcSink(BufferedSink):
     url: str
     table: str
     key: tuple[str, ...] = ()
-    mode: str | WriteMode = WriteMode.INSERT
+    mode: Literal["insert", "upsert"] | WriteMode = WriteMode.INSERT
     user: str = ""
     password: str | Secret = field(default="", repr=False)
     delete_when: str = ""
@@ -115,23 +96,26 @@ class JdbcSink(BufferedSink):
     )
 
     def __post_init__(self) -> None:
-        check_fields(self, key='name the columns in a tuple: key=("id",)')
-        object.__setattr__(self, "mode", WriteMode.of(self.mode))
+        check_fields(self, key='name the columns in a tuple: key=("id",)', mode="use insert or upsert")
+        object.__setattr__(self, "mode", WriteMode(self.mode))
         object.__setattr__(self, "password", secret_of(self.password))
         settings = self.settings  # checks URL and names
+        key, deletes_by, tables = self.key, settings.deletes_by, settings.tables
         if self.row_kind and self.delete_when:
-            raise ConfigError(
-                "row_kind and delete_when are set for one sink",
-                why="the kind of a row says whether it is deleted",
-                what_to_do="leave one of them out",
-            )
-        check_options(self.key, settings.mode, settings.deletes_by)
-        tables = settings.tables
+            raise ConfigError("row_kind and delete_when are both set", what_to_do="leave one of them out")
+        if self.mode is WriteMode.UPSERT and not key:
+            raise ConfigError("mode='upsert' needs a key", what_to_do='name the columns, as key=("id",)')
+        if deletes_by and self.mode is WriteMode.INSERT:
+            what = f"deleting by '{deletes_by}' needs mode='upsert', since rows are deleted by their key"
+            raise ConfigError(what, what_to_do="set the mode")
+        if deletes_by in key and deletes_by:
+            what = f"the column '{deletes_by}', by which rows are deleted, is a column of the key"
+            raise ConfigError(what, what_to_do="use a column of its own, which is not stored")
+        if len(set(key)) < len(key):
+            raise ConfigError("the key names a column twice", what_to_do="name each once")
         if len(set(tables)) < len(tables):
-            raise ConfigError(
-                "table, control_table and the dead-letter table are not all different",
-                what_to_do="give each a name of its own",
-            )
+            what = "table, control_table and the dead-letter table are not all different"
+            raise ConfigError(what, what_to_do="give each a name of its own")
         for name in tables:
             settings.dialect.table(name)
 
@@ -145,7 +129,7 @@ class JdbcSink(BufferedSink):
             self.timeout_ms,
             TableName.parse(self.table),
             self.key,
-            WriteMode.of(self.mode),
+            WriteMode(self.mode),
             self.delete_when,
             self.create_table,
             TableName.parse(self.control_table),

@@ -55,32 +55,28 @@ from flinkish_spark.transport.routing import spark_hash_int
 
 def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, context: SinkContext) -> None:
     uid = context.uid
+
+    def make_refusal(problem: str, way_out: str) -> ConfigError:
+        return ConfigError(
+            f"the sink '{uid}' is atomic, and {problem}", what_to_do=f"{way_out}, or leave atomic out"
+        )
+
     if context.checkpoint.mode is CheckpointingMode.AT_LEAST_ONCE:
-        raise ConfigError(
-            f"the sink '{uid}' is atomic, and the job's checkpoints have CheckpointingMode.AT_LEAST_ONCE",
-            why="in this mode records of a checkpoint can arrive after the end of its transaction, and then "
-            "the checkpoint is given up",
-            what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave atomic out",
-        )
+        # Records of a checkpoint can arrive after the end of its transaction, and then it is given up.
+        problem = "the job's checkpoints have CheckpointingMode.AT_LEAST_ONCE, in which records can come late"
+        raise make_refusal(problem, "use CheckpointingMode.EXACTLY_ONCE")
     if str(spark.conf.get("spark.speculation", "false")).lower() == "true":
-        raise ConfigError(
-            f"the sink '{uid}' is atomic, and spark.speculation is on",
-            why="a copy of a task would write the same partitions, and then the checkpoint is given up",
-            what_to_do="set spark.speculation=false, or leave atomic out",
-        )
+        problem = "spark.speculation is on: a copy of a task would write the same partitions"
+        raise make_refusal(problem, "set spark.speculation=false")
     if not wire.verifies_partitions():
-        raise ConfigError(
-            f"the sink '{uid}' is atomic, and its brokers are older than Kafka 3.7, or not Apache Kafka",
-            why="such brokers may accept records of a task after the end of its transaction",
-            what_to_do="use Kafka 3.7 or later, or leave atomic out",
+        # Such brokers may accept records of a task after the end of its transaction.
+        problem = "its brokers are older than Kafka 3.7, or not Apache Kafka"
+        raise make_refusal(problem, "use Kafka 3.7 or later")
+    if unverified := KafkaAdmin.from_wire(wire).brokers_that_verify_no_partitions():
+        problem = (
+            f"{VERIFICATION}=false at the broker {unverified[0]}, which takes records after a transaction"
         )
-    unverified = KafkaAdmin.from_wire(wire).brokers_that_verify_no_partitions()
-    if unverified:
-        raise ConfigError(
-            f"the sink '{uid}' is atomic, and {VERIFICATION}=false at the broker {unverified[0]}",
-            why="it accepts records of a task after the end of its transaction, and readers wait for ever",
-            what_to_do=f"set {VERIFICATION}=true, Kafka's default, or leave atomic out",
-        )
+        raise make_refusal(problem, f"set {VERIFICATION}=true, Kafka's default")
     for topic in sink.topics:
         try:
             wire.last_sequences([(topic, 0)], 0, 0)

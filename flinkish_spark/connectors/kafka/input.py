@@ -24,8 +24,6 @@ from flinkish_spark.connectors.kafka.client.admin import (
     KafkaAdmin,
     OffsetDirection,
     TopicPattern,
-    check_dead_letter_topics,
-    make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import find_newest_mark
@@ -121,7 +119,7 @@ class KafkaInput(Source):
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
         """Check that the brokers answer and that the topics exist and can be read."""
         super().preflight(spark, job_dir, uid)
-        letters, who = self.letters, f"source '{uid}'"
+        letters = self.letters
         if letters and self.wanted.filter_topics([letters]):
             raise GraphError(
                 f"source '{uid}' has its own topic as dead-letter topic",
@@ -129,11 +127,7 @@ class KafkaInput(Source):
             )
         asked = [*self.wanted.topics, *filter(None, [letters])]
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            found = admin.topics(asked)
-            missing = [topic for topic in asked if topic not in found]
-            if missing:
-                raise make_unknown_topic_error(missing[0], self.connection.servers, of=who)
-            check_dead_letter_topics(found, [letters], who)
+            found = admin.find_existing(asked, f"source '{uid}'", [letters])
             counts = {name: one.partitions for name, one in found.items()}
             select_partitions(counts, self.wanted.partitions, "the source's partitions")
             self.check_end(admin)

@@ -126,9 +126,8 @@ class LetterReplay:
     def run(self, *, dry: bool = False) -> ReplayCounts:
         """Replay the letters that exist now and return the counts; `dry` only counts. May be repeated."""
         if self._target and self._target == self._letters:
-            raise ConfigError(
-                f"the dead letters are read from {self._letters!r}", what_to_do="name another topic in --to"
-            )
+            what = f"the dead letters are read from {self._letters!r}"
+            raise ConfigError(what, what_to_do="name another topic in --to")
         with KafkaAdmin(self._connection) as admin, ExitStack() as stack:
             places = self._places(admin, self._letters)
             out = None

@@ -19,7 +19,6 @@ import pyarrow as pa
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    make_unknown_topic_error,
 )
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -29,7 +28,8 @@ from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InternalError
+from flinkish_spark.core.errors import EnvironmentFault, InternalError
+from flinkish_spark.core.fields import Name, check_fields
 from flinkish_spark.core.store import CreateResult, SealedObjects
 from flinkish_spark.protocol.decisions import ManifestRecord
 from flinkish_spark.protocol.envelope import seal
@@ -72,12 +72,11 @@ class KafkaManifest(Manifest):
     """
 
     bootstrap_servers: str
-    topic: str
+    topic: Name
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.topic, str) or not self.topic:
-            raise ConfigError("the Kafka manifest has no topic", what_to_do="name an existing topic")
+        check_fields(self, topic="name an existing topic")
         _ = self.connection  # Raises if servers or options cannot be used.
 
     @cached_property
@@ -87,8 +86,7 @@ class KafkaManifest(Manifest):
     def preflight(self, spark: SparkSession, context: ManifestContext) -> None:
         """Refuse an unknown topic and missing rights."""
         with KafkaAdmin(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS) as admin:
-            if self.topic not in admin.topics([self.topic]):
-                raise make_unknown_topic_error(self.topic, self.connection.servers, of="the manifest")
+            admin.find_existing([self.topic], "the manifest")
             probe = TransactionalId(context.job, OwnerEpoch(0), 0, MANIFEST_TASK, 0)
             admin.probe_transactional_id(str(probe), _TRANSACTION_TIMEOUT_MS)
 

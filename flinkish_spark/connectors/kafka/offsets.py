@@ -188,10 +188,8 @@ class StartAtOffsets(KafkaStart):
         unknown = sorted(given.keys() - set(places))
         if unknown:
             topic, partition = unknown[0]
-            raise ConfigError(
-                f"StartAtOffsets names the partition {topic}-{partition}, which the source does not read",
-                what_to_do="correct starting_offsets=StartAtOffsets(...)",
-            )
+            what = f"StartAtOffsets names the partition {topic}-{partition}, which the source does not read"
+            raise ConfigError(what, what_to_do="correct starting_offsets=StartAtOffsets(...)")
         return _complete_offsets(admin, places, given, self.otherwise, "StartAtOffsets names")
 
 
@@ -251,10 +249,9 @@ def name_group(start: StartingOffsets | KafkaStart, group_id: str) -> StartingOf
     if not isinstance(start, StartAtCommittedOffsets):
         return start
     if not start.group_id and not group_id:
-        raise ConfigError(
-            "the source begins at the offsets of a consumer group, and no group is named",
-            what_to_do='give the source a group_id, or name one: StartAtCommittedOffsets("orders-app")',
-        )
+        what = "the source begins at the offsets of a consumer group, and no group is named"
+        to_do = 'give the source a group_id, or name one: StartAtCommittedOffsets("orders-app")'
+        raise ConfigError(what, what_to_do=to_do)
     return StartAtCommittedOffsets(start.group_id or group_id, start.otherwise)
 
 
@@ -355,9 +352,9 @@ class EndAtOffsets(KafkaEnd):
         different = sorted(set(given) ^ set(places))
         if different:
             topic, partition = different[0]
+            what = f"the ends of the source do not fit its topics at partition {partition} of '{topic}'"
             raise ConfigError(
-                f"the ends of the source do not fit its topics at partition {partition} of '{topic}'",
-                what_to_do="name all partitions of all topics in ending=EndAtOffsets(...)",
+                what, what_to_do="name all partitions of all topics in ending=EndAtOffsets(...)"
             )
         return given
 

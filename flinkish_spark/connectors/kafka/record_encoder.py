@@ -18,7 +18,6 @@ from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.contracts.format import EncodedColumn, PartWriter
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
-from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.arrow_types import arrow_schema, arrow_type, as_schema
@@ -37,32 +36,21 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
     fields = sink.fields_of(schema)
     for part, form in sink.formats:
         form.check_fields(fields, f"the {part} of sink '{uid}'")
-    wanted: list[tuple[str, str, tuple[type[T.DataType], ...], str]] = [
-        ("row kind", sink.row_kind, (T.StringType,), "STRING"),
-        ("topic", sink.topic_column, (T.StringType,), "STRING"),
-        ("partition", sink.partition, (T.ByteType, T.ShortType, T.IntegerType), "INT"),
-        ("timestamp", sink.timestamp, (T.TimestampType, T.LongType), "TIMESTAMP, or BIGINT in milliseconds"),
+    wanted: list[tuple[str, str, Sequence[str]]] = [
+        ("row kind", sink.row_kind, ("string",)),
+        ("topic", sink.topic_column, ("string",)),
+        ("partition", sink.partition, ("int", "smallint", "tinyint")),
+        ("timestamp", sink.timestamp, ("timestamp", "bigint")),
     ]
     if isinstance(sink.headers, str):
-        kind = find_field(schema, sink.headers, f"the list of headers of sink '{uid}'").dataType
-        if kind.simpleString() not in (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS):
-            raise SchemaError(
-                f"the list of headers of sink '{uid}' is the column '{sink.headers}' of type "
-                f"{kind.simpleString()}",
-                why=f"it must be {_LIST_OF_HEADERS}, {' or '.join(_MAPS_OF_HEADERS)}",
-                what_to_do='cast it in a transform, or name headers one by one: headers={"name": "column"}',
-            )
+        wanted.append(("list of headers", sink.headers, (_LIST_OF_HEADERS, *_MAPS_OF_HEADERS)))
     else:
-        bytes_or_text = (T.StringType, T.BinaryType)
-        wanted += [(f"header '{n}'", c, bytes_or_text, "STRING or BINARY") for n, c in sink.headers.items()]
-    for role, column, kinds, words in wanted:
-        whose = f"the {role} of sink '{uid}'"
-        if column and not isinstance(kind := find_field(schema, column, whose).dataType, kinds):
-            raise SchemaError(
-                f"{whose} is the column '{column}' of type {kind.simpleString()}",
-                why=f"it must be {words}",
-                what_to_do="cast it in a transform",
-            )
+        wanted += [
+            (f"header '{name}'", column, ("string", "binary")) for name, column in sink.headers.items()
+        ]
+    for role, column, kinds in wanted:
+        if column:
+            find_field(schema, column, f"the {role} of sink '{uid}'", kinds)
 
 
 class _NullWriter(PartWriter):

@@ -16,11 +16,10 @@ from flinkish_spark.bridge.session import session_time_zone
 from flinkish_spark.connectors.bad_records import REASON, drop_bad_records, make_reasons
 from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_of_value
 from flinkish_spark.connectors.plain_formats import Raw
-from flinkish_spark.contracts.format import FORMATS, Changelog, Changes, Format, PartReader
+from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import UNREADABLE_MARKER, BadRecordError, ConfigError, SchemaError
-from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord, OnTombstone
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
@@ -51,35 +50,24 @@ class Decoding:
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
-        check_fields(self, value=FORMATS, key=FORMATS)
-        if self.key is None and self.tombstones is OnTombstone.DELETE:
-            raise ConfigError(
-                "tombstones is OnTombstone.DELETE, and the source has no key",
-                why="the key of a tombstone identifies the row to delete",
-                what_to_do='name the key\'s fields: key=Json("id LONG")',
-            )
+        is_of_changes, tombstones = isinstance(self.value, Changes), self.tombstones
+        if self.key is None and tombstones is OnTombstone.DELETE:
+            what = "tombstones is OnTombstone.DELETE, and the source has no key that identifies the row"
+            raise ConfigError(what, what_to_do='name the key\'s fields: key=Json("id LONG")')
         if self.key is None and self.key_fields_prefix:
             raise ConfigError("key_fields_prefix is given, and key is not", what_to_do="leave it out")
         of_key = None if self.key is None else self.key.on_bad_record
         if of_key not in (None, OnBadRecord.FAIL, self.policy):
-            raise ConfigError(
-                "the key has a policy for bad records that is not the value's",
-                what_to_do="give on_bad_record to the value, and leave it out of the key",
-            )
-        if isinstance(self.value, Changes) and self.tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
-            raise ConfigError(
-                f"tombstones is OnTombstone.{self.tombstones.name}, and the value is a format of changes",
-                why="a deletion is a record with a value; the tombstone after it is for compaction only",
-                what_to_do="leave it out, or use OnTombstone.REFUSE",
-            )
+            what = "the key has a policy for bad records that is not the value's"
+            raise ConfigError(what, what_to_do="give on_bad_record to the value only")
+        if is_of_changes and tombstones in (OnTombstone.KEEP, OnTombstone.DELETE):
+            what = f"tombstones is OnTombstone.{tombstones.name}, and the value is a format of changes"
+            raise ConfigError(what, what_to_do="leave it out, or use OnTombstone.REFUSE")
         if isinstance(self.value, Changes) and self.key is None:
             self.value.check_keyless()
-        if not isinstance(self.value, Changes) and self._of_value:
-            raise ConfigError(
-                f"metadata asks for '{OF_VALUE}{self._of_value[0]}', "
-                f"and the value is {type(self.value).__name__}",
-                what_to_do="leave it out: only formats of changes have such metadata",
-            )
+        if not is_of_changes and self._of_value:
+            what = f"metadata asks for '{OF_VALUE}{self._of_value[0]}', and the value is no format of changes"
+            raise ConfigError(what, what_to_do="leave it out")
         key = None if self.key is None else self.key.make_reader("key")
         self._check_fields(key, *self._make_value_reader(lambda form: form.make_reader("value")))
 
@@ -161,11 +149,8 @@ def make_decoding(
         told = {"key": key, "tombstones": tombstones, "key_fields_prefix": key_fields_prefix or None}
         name = next((name for name, one in told.items() if one is not None), None)
         if name is not None:
-            raise ConfigError(
-                f"{name} is given, and records are not decoded",
-                why="records come as they are, key and value as bytes, a tombstone with null",
-                what_to_do='give value=Json("field TYPE, ...")',
-            )
+            what = f"{name} is given, and records are not decoded"
+            raise ConfigError(what, what_to_do='give value=Json("field TYPE, ...")')
         return None
     if tombstones is None:
         tombstones = OnTombstone.DROP if isinstance(value, Changes) else OnTombstone.REFUSE

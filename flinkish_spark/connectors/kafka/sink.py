@@ -16,8 +16,6 @@ from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
 from flinkish_spark.connectors.kafka.client.admin import (
     PREFLIGHT_TIMEOUT_MS,
     KafkaAdmin,
-    check_dead_letter_topics,
-    make_unknown_topic_error,
     warn_of_old_times,
 )
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
@@ -145,13 +143,11 @@ class KafkaSink(KafkaSinkSettings, Sink):
             form.make_writer(fields, self.data_topics, part)  # Raises if a registry refuses the schema.
         given = context.checkpoint
         if self.barriers is not BarrierRecords.NONE and given.mode is CheckpointingMode.AT_LEAST_ONCE:
-            raise ConfigError(
-                f"the sink '{context.uid}' writes barrier records, and the job's checkpoints have "
-                "CheckpointingMode.AT_LEAST_ONCE",
-                why="in this mode records of a checkpoint can follow its barrier record",
-                what_to_do="use CheckpointingMode.EXACTLY_ONCE, or leave barriers out",
-            )
-        least = given.interval_ms + given.restart_budget_ms
+            # In this mode records of a checkpoint can follow its barrier record.
+            what = f"the {who} writes barrier records, and checkpoints have CheckpointingMode.AT_LEAST_ONCE"
+            to_do = "use CheckpointingMode.EXACTLY_ONCE, or leave barriers out"
+            raise ConfigError(what, what_to_do=to_do)
+        least = given.replay_ms
         if self.delivery is DeliveryGuarantee.EXACTLY_ONCE and self.transaction_timeout_ms < least:
             raise ConfigError(
                 f"the transaction timeout of sink '{context.uid}' is {self.transaction_timeout_ms} ms, "
@@ -162,11 +158,7 @@ class KafkaSink(KafkaSinkSettings, Sink):
         require_codec(ProducerSettings.of(self.producer, self.delivery).codec)
         wire = KafkaWire(self.connection, timeout_ms=PREFLIGHT_TIMEOUT_MS)
         with KafkaAdmin.from_wire(wire) as admin:
-            found = admin.topics(self.topics)
-            for topic in self.topics:
-                if topic not in found:
-                    raise make_unknown_topic_error(topic, self.connection.servers, of=who)
-            check_dead_letter_topics(found, self.dead_letter_topics, who)
+            found = admin.find_existing(self.topics, who, self.dead_letter_topics)
             if self.timestamp:
                 warn_of_old_times(found, self.data_topics, who)
             client = ProduceClient(wire)
@@ -184,11 +176,10 @@ class KafkaSink(KafkaSinkSettings, Sink):
             if self.delivery is DeliveryGuarantee.EXACTLY_ONCE:
                 # Block 0 of owner 0 is never leased, and its id has the prefix that ACLs are written for.
                 probe = TransactionalId(context.job, OwnerEpoch(0), 0, 0, 0)
-                needed_ms = context.checkpoint.interval_ms + context.checkpoint.restart_budget_ms
                 try:
                     admin.probe_transactional_id(str(probe), self.transaction_timeout_ms)
                 except ConfigError as refused:
-                    raise_translated(add_advice(refused, context.uid, needed_ms), refused)
+                    raise_translated(add_advice(refused, context.uid, least), refused)
 
     def create_writer(self, spark: SparkSession, context: SinkContext) -> SinkWriter:
         tasks = KafkaWriter(self, context)

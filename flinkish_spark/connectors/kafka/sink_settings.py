@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import (
-    PRODUCER_SETTINGS,
     DeliveryGuarantee,
+    ProducerSettings,
     RecordHeaders,
 )
 from flinkish_spark.connectors.plain_formats import Json, Raw
 from flinkish_spark.contracts.format import FORMATS, Format
 from flinkish_spark.core.errors import ConfigError
-from flinkish_spark.core.fields import Range, check_fields
+from flinkish_spark.core.fields import Name, Names, Range, check_fields
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord
 from flinkish_spark.core.validation import values_by_name
-from flinkish_spark.protocol.choices import closest
 from flinkish_spark.protocol.durations import Milliseconds
 
 #: The broker's default for transaction.max.timeout.ms.
@@ -40,11 +40,12 @@ _OWN = frozenset(
         "value.serializer",
     }
 )
-#: Producer setting -> its values that keep the producer idempotent.
-_IDEMPOTENT: Mapping[str, frozenset[str]] = {
-    "acks": frozenset({"all", "-1"}),
-    "enable.idempotence": frozenset({"true"}),
-    "max.in.flight.requests.per.connection": frozenset("12345"),
+#: Producer setting -> a pattern of its values that keep the producer idempotent.
+_IDEMPOTENT = {
+    "acks": "all|-1",
+    "enable.idempotence": "true",
+    "max.in.flight.requests.per.connection": "[1-5]",
+    "retries": "(?!0$).*",
 }
 
 
@@ -53,41 +54,33 @@ class KafkaSinkSettings:
     """Parameters of :class:`~flinkish_spark.KafkaSink`, checked, and values derived from them."""
 
     bootstrap_servers: str
-    topic: str
+    topic: Name
     key: str | Format | None = ""
     value: Format = field(default_factory=Json)
     transaction_timeout_ms: Annotated[Milliseconds, Range(1)] = DEFAULT_TRANSACTION_TIMEOUT_MS
     on_oversize: BadRecordPolicy | None = None
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
     producer: Mapping[str, str] = field(default_factory=dict, repr=False)
-    writer: str | None = None
+    writer: Literal["python"] | None = None
     barriers: BarrierRecords = BarrierRecords.NONE
     delivery: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     headers: Mapping[str, str] | str = field(default_factory=dict)
     timestamp: str = ""
     partition: str = ""
     topic_column: str = ""
-    other_topics: Sequence[str] = ()
+    other_topics: Names = ()
     on_bad_record: BadRecordPolicy = OnBadRecord.FAIL
     record_headers: RecordHeaders = RecordHeaders.NONE
     row_kind: str = ""
     atomic: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, value=FORMATS, key=FORMATS, writer="leave writer out")
-        if self.writer not in (None, "python"):
-            raise ConfigError(
-                f"writer is {self.writer!r}",
-                why="tasks write to Kafka in Python",
-                what_to_do="leave writer out",
-            )
+        check_fields(
+            self, value=FORMATS, key=FORMATS, writer="leave writer out", topic="name an existing topic"
+        )
         object.__setattr__(self, "writer", "python")
-        if not self.topic:
-            raise ConfigError("the Kafka sink has no topic", what_to_do="name an existing topic")
         for name in ("options", "producer"):
             values_by_name(name, getattr(self, name), what_to_do="give a dict of Kafka's settings")
-        if not all(self.other_topics):
-            raise ConfigError("other_topics has an empty name", what_to_do="leave it out")
         object.__setattr__(self, "other_topics", tuple(dict.fromkeys(self.other_topics)))
         for name, column in () if isinstance(self.headers, str) else self.headers.items():
             if not name or not column or name.startswith(_OUR_HEADERS):
@@ -96,95 +89,52 @@ class KafkaSinkSettings:
                     why=f"names beginning with '{_OUR_HEADERS}' are the sink's own",
                     what_to_do='give names of headers with their columns: headers={"trace": "trace_id"}',
                 )
-        self._check_together()
+        for is_wrong, what, what_to_do in self._contradictions():
+            if is_wrong:
+                raise ConfigError(what, what_to_do=what_to_do)
         self._check_producer()
         _ = self.connection  # Raises if servers or options cannot be used.
 
-    def _check_together(self) -> None:
-        """Refuse settings that contradict each other."""
-        has_barriers = self.barriers is not BarrierRecords.NONE
+    def _contradictions(self) -> Iterator[tuple[object, str, str]]:
+        """Yield settings that contradict each other, as true or false, with an error and what to do."""
+        letters, guarantee = self.dead_letter_topics, f"DeliveryGuarantee.{self.delivery.name}"
+        has_barriers, exact = self.barriers is not BarrierRecords.NONE, "use DeliveryGuarantee.EXACTLY_ONCE"
         is_exact = self.delivery is DeliveryGuarantee.EXACTLY_ONCE
-        letters = self.dead_letter_topics
-        for is_wrong, what, why, what_to_do in (
-            (
-                self.row_kind and self.key_format is None,
-                "row_kind is given, and the Kafka sink has no key",
-                "the key of a tombstone identifies the deleted row",
-                'name the key: key=Json("id LONG")',
-            ),
-            (
-                self.other_topics and not self.topic_column,
-                "other_topics is given and topic_column is not",
-                "",
-                "name the column with the topic",
-            ),
-            (
-                any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies),
-                "a dead letter of a Kafka sink has a transaction_timeout_ms",
-                "it is written in the transactions of its sink",
-                "give it to the sink",
-            ),
-            (
-                has_barriers and not is_exact,
-                f"barrier records cannot be written with DeliveryGuarantee.{self.delivery.name}",
-                "a barrier record says that everything before it belongs to its checkpoint",
-                "use DeliveryGuarantee.EXACTLY_ONCE, or leave barriers out",
-            ),
-            (
-                has_barriers and self.topic_column,
-                "barrier records cannot be written by a sink with a topic_column",
-                "they go into the partitions of one topic",
-                "use a sink for each topic, or leave barriers out",
-            ),
-            (
-                self.atomic and not is_exact,
-                f"a sink cannot be atomic with DeliveryGuarantee.{self.delivery.name}",
-                "then it has no transactions",
-                "use DeliveryGuarantee.EXACTLY_ONCE, or leave atomic out",
-            ),
-            (
-                self.atomic and has_barriers,
-                "a sink with barrier records cannot be atomic",
-                "they are in a transaction of their own, so that readers would see them apart",
-                "leave out barriers or atomic",
-            ),
-            (
-                self.atomic and letters,
-                f"an atomic sink cannot write dead letters (to {', '.join(map(repr, letters))})",
-                "each partition has one task that writes it, and any task may have a letter to write",
-                "sort records out in front of the sink and write them with another one, use "
-                "OnBadRecord.FAIL or OnBadRecord.DROP, or leave atomic out",
-            ),
-        ):
-            if is_wrong:
-                raise ConfigError(what, why=why, what_to_do=what_to_do)
+        has_key = self.key_format is not None
+        lasts = any(isinstance(one, DeadLetter) and one.transaction_timeout_ms for one in self._policies)
+        what = "row_kind is given, and the sink has no key, which says the row that a tombstone deletes"
+        yield self.row_kind and not has_key, what, 'name the key: key=Json("id LONG")'
+        what = "other_topics is given and topic_column is not"
+        yield self.other_topics and not self.topic_column, what, "name the column with the topic"
+        what = "a DeadLetter has transaction_timeout_ms, and is written in the transactions of its sink"
+        yield lasts, what, "give it to the sink"
+        what = (
+            f"barriers is given, and with {guarantee} records of a checkpoint may follow its barrier record"
+        )
+        yield has_barriers and not is_exact, what, f"{exact}, or leave barriers out"
+        what = "barriers is given and topic_column too: barrier records go into the partitions of one topic"
+        yield has_barriers and self.topic_column, what, "use a sink for each topic, or leave barriers out"
+        what = f"atomic is given, and with {guarantee} there are no transactions"
+        yield self.atomic and not is_exact, what, f"{exact}, or leave atomic out"
+        what = "atomic is given and barriers too: barrier records are in a transaction of their own"
+        yield self.atomic and has_barriers, what, "leave out barriers or atomic"
+        what = (
+            f"an atomic sink has dead letters (to {', '.join(map(repr, letters))}), which any task may write"
+        )
+        yield self.atomic and letters, what, "sort records out in front of the sink, or leave atomic out"
 
     def _check_producer(self) -> None:
         """Refuse producer settings that the sink sets itself, or that break its guarantee."""
-        settings: Mapping[str, Any] = self.producer
-        for given, value in settings.items():
-            name = given.removeprefix("kafka.")
-            what, why, what_to_do = "", "", "leave it out"
+        allowed = {} if self.delivery is DeliveryGuarantee.NONE else _IDEMPOTENT
+        for given, value in self.producer.items():
+            what, name = "", given.removeprefix("kafka.")
             if name in _OWN:
-                what, why = "cannot be set", "the sink sets it itself, and exactly-once depends on it"
-                what_to_do = "use the sink's own parameters, or leave it out"
-            elif name not in PRODUCER_SETTINGS:
-                what, why = "is not known", "a setting is taken if it changes nothing that the sink promises"
-                what_to_do = closest(name, PRODUCER_SETTINGS) or what_to_do
-                if is_connection_option(name):
-                    what_to_do = f"give it to options: options={{'{name}': ...}}"
-            elif not isinstance(value, str):
-                what, what_to_do = "must be text", "write it in quotes"
-            elif self.delivery is not DeliveryGuarantee.NONE:
-                allowed, text = _IDEMPOTENT.get(name), value.strip().lower()
-                if (allowed is not None and text not in allowed) or (name == "retries" and text == "0"):
-                    what, why = (
-                        "cannot have this value",
-                        f"DeliveryGuarantee.{self.delivery.name} depends on it",
-                    )
-                    what_to_do = "leave it out, or use DeliveryGuarantee.NONE"
+                what = "cannot be set: the sink sets it itself, by parameters of its own"
+            elif name in allowed and not re.fullmatch(allowed[name], str(value).strip().lower()):
+                what = f"cannot have this value: DeliveryGuarantee.{self.delivery.name} depends on it"
             if what:
-                raise ConfigError(f"the producer setting '{given}' {what}", why=why, what_to_do=what_to_do)
+                raise ConfigError(f"the producer setting '{given}' {what}", what_to_do="leave it out")
+        ProducerSettings.of(self.producer, self.delivery)
 
     @property
     def key_format(self) -> Format | None:

@@ -104,16 +104,6 @@ def to_subscription_options(wanted: TopicSelection) -> dict[str, str]:
 SKIP = {names.BARRIER_RECORDS: "skip"}
 
 
-def check_alone(upstream: UpstreamJob | None, place: JobPlace) -> None:
-    """Refuse a chained source that is not the only source of its job; called by the planner."""
-    if upstream is not None and place.job_dir is not None:
-        raise GraphError(
-            "a source with aligned_with is not the only source of its job",
-            why="each source would take a checkpoint at another cut, so that it would not be consistent",
-            what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
-        )
-
-
 def make_upstream_options(upstream: UpstreamJob | None, start: SourceStart | None) -> dict[str, str]:
     if upstream is None:
         return {}
@@ -223,9 +213,7 @@ class KafkaSource(KafkaInput):
 
     def __post_init__(self, reader: str | None) -> None:
         if reader not in (None, "python"):
-            raise ConfigError(
-                f"reader is {reader!r}", why="this package reads Kafka in Python", what_to_do="leave it out"
-            )
+            raise ConfigError(f"reader is {reader!r}, and it must be 'python'", what_to_do="leave it out")
         check_fields(
             self,
             value=FORMATS,
@@ -252,39 +240,20 @@ class KafkaSource(KafkaInput):
             ("max_offsets_per_second", RateLimit(self.max_offsets_per_second).records_per_second),
         ):
             object.__setattr__(self, name, content)
-        if self.aligned_with is not None:
-            self._check_aligned()
-
-    def _check_aligned(self) -> None:
-        """Refuse settings that do not go with an upstream job."""
-        for other, is_given, why, what_to_do in (
-            (
-                "max_offsets_per_second",
-                self.max_offsets_per_second is not UNLIMITED,
-                "a micro-batch ends where the upstream job's checkpoint does",
-                "set max_offsets_per_trigger, or leave one of them out",
-            ),
-            (
-                "partitions, or a pattern,",
-                self.partitions or self.pattern,
-                "a cut of the upstream job has a barrier in every partition of topics that are named",
-                "name the topics, and leave out partitions; or leave out aligned_with",
-            ),
-            (
-                "ending",
-                self.ending is not None,
-                "the last checkpoint would wait for a barrier of that job, which may be after the end",
-                "leave out ending or aligned_with",
-            ),
-            (
-                "a dead-letter topic",
-                self.letters,
-                "unreadable records are read by a second scan, which ends elsewhere than the cut",
-                "choose OnBadRecord.FAIL or OnBadRecord.DROP",
-            ),
-        ):
-            if is_given:
-                raise ConfigError(f"aligned_with and {other} are both set", why=why, what_to_do=what_to_do)
+        alone = {
+            "max_offsets_per_second": self.max_offsets_per_second is not UNLIMITED,
+            "partitions": self.partitions,
+            "pattern": self.pattern,
+            "ending": self.ending is not None,
+            # Unreadable records are read by a second scan, which ends elsewhere than the cut.
+            "a dead-letter topic": self.letters,
+        }
+        for other in (name for name, given in alone.items() if given and self.aligned_with is not None):
+            raise ConfigError(
+                f"aligned_with and {other} are both set",
+                why="a micro-batch ends at barriers of that job, which all partitions of named topics have",
+                what_to_do=f"leave out {other} or aligned_with",
+            )
 
     def bind(self, uid: str) -> Self:
         return self._copy_with("_uid", uid)
@@ -444,7 +413,12 @@ class KafkaSource(KafkaInput):
 
     # Reading:
     def load(self, spark: SparkSession, place: JobPlace) -> DataFrame:
-        check_alone(self.aligned_with, place)
+        if self.aligned_with is not None and place.job_dir is not None:
+            raise GraphError(
+                "a source with aligned_with is not the only source of its job",
+                why="each source would take a checkpoint at another cut, so that it would not be consistent",
+                what_to_do="read all topics of the upstream job with one source, or leave aligned_with out",
+            )
         return self._decode(self._scan(spark, place, {}), place, (C.CHANNEL, C.SEQUENCE))
 
     def load_marked(self, spark: SparkSession, place: JobPlace) -> DataFrame:

@@ -50,7 +50,6 @@ from flinkish_spark.core.fields import Range, check_arguments
 from flinkish_spark.core.formats import OnTombstone
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
-from flinkish_spark.core.validation import values_by_name
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.protocol.plan_layout import Position
 from flinkish_spark.transport import columns as C
@@ -161,17 +160,12 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         options: Mapping[str, str] | None = None,
         rate: RateLimit | None = None,
     ) -> None:
-        self.connection = KafkaConnection(
-            bootstrap_servers,
-            values_by_name("options", options, what_to_do='give options by name: {"name": "value"}'),
-        )
+        self.connection = KafkaConnection(bootstrap_servers, options or {})
         self.wanted = TopicSelection.of(topics, pattern, partitions)
         names = check_metadata(metadata)
         if value is None and names:
-            raise ConfigError(
-                "metadata is asked for, and nothing is decoded",
-                what_to_do='name the fields: schema="value STRING, topic STRING, offset LONG"',
-            )
+            what_to_do = 'name the fields: schema="value STRING, topic STRING, offset LONG"'
+            raise ConfigError("metadata is asked for, and nothing is decoded", what_to_do=what_to_do)
         self.decoding = decoding = make_decoding(value, names, key, key_fields_prefix, tombstones)
         if value is not None and decoding is None:
             to_do = "leave it out, and name fields with schema="
@@ -190,10 +184,7 @@ class KafkaRecordsSource(KafkaInput, SplitSource):
         self.rate = RateLimit() if rate is None else rate
         self._from_ms, self._begin = starting_at_ms, name_group(starting_offsets, group_id)
         if starting_at_ms and self._begin is not StartingOffsets.EARLIEST:
-            raise ConfigError(
-                "starting_at_ms and starting_offsets are set for one source",
-                what_to_do="leave one of them out",
-            )
+            raise ConfigError("starting_at_ms and starting_offsets are both set", what_to_do="leave one out")
         self._ending = ending
         self._partitions: list[str] = []
         self._looked_at = float("-inf")

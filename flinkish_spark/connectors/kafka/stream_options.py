@@ -96,10 +96,8 @@ def split_kafka_options(options: Mapping[str, str]) -> tuple[str, dict[str, str]
     }
     servers = under.pop("bootstrap.servers", "").strip()
     if not servers:
-        raise ConfigError(
-            "the option 'kafka.bootstrap.servers' is missing",
-            what_to_do='add .option("kafka.bootstrap.servers", "host:port,host:port")',
-        )
+        what_to_do = 'add .option("kafka.bootstrap.servers", "host:port,host:port")'
+        raise ConfigError("the option 'kafka.bootstrap.servers' is missing", what_to_do=what_to_do)
     connection = {name: value for name, value in under.items() if is_connection_option(name)}
     # The request timeout is a setting of both the connection and the client.
     client = {n: v for n, v in under.items() if n not in connection or n == "request.timeout.ms"}
@@ -123,21 +121,22 @@ class OptionReader:
         value = self._values.get(name.lower())
         return None if value is None else value.strip()
 
-    def flag(self, name: str, otherwise: bool) -> bool:
-        value = self.text(name)
-        if value is None:
-            return otherwise
-        if value.lower() not in ("true", "false"):
-            raise make_option_error(name, value, "set it to true or false")
-        return value.lower() == "true"
-
-    def positive(self, name: str) -> int | None:
+    def match(self, name: str, pattern: str, what_to_do: str) -> str | None:
+        """Return an option's text, in small letters; raise ConfigError if it is not of this pattern."""
         value = self.text(name)
         if value is None:
             return None
-        if not value.isdecimal() or int(value) == 0:
-            raise make_option_error(name, value, "set it to a whole number above 0")
-        return int(value)
+        if not re.fullmatch(pattern, value, re.IGNORECASE):
+            raise make_option_error(name, value, what_to_do)
+        return value.lower()
+
+    def flag(self, name: str, otherwise: bool) -> bool:
+        text = self.match(name, "true|false", "set it to true or false")
+        return otherwise if text is None else text == "true"
+
+    def positive(self, name: str) -> int | None:
+        text = self.match(name, r"0*[1-9]\d*", "set it to a whole number above 0")
+        return None if text is None else int(text)
 
 
 #: Spark's numbers for the earliest and the latest offset in JSON.
@@ -240,10 +239,8 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
     consumer.pop("group.id", None)
     least, most = given.positive("minOffsetsPerTrigger"), given.positive("maxOffsetsPerTrigger")
     if least is not None and most is not None and least > most:
-        raise ConfigError(
-            f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})",
-            what_to_do="lower the first or raise the second",
-        )
+        what = f"minOffsetsPerTrigger ({least}) is above maxOffsetsPerTrigger ({most})"
+        raise ConfigError(what, what_to_do="lower the first or raise the second")
     return SourceOptions(
         connection=KafkaConnection(servers, connection),
         reader=ReaderSettings.from_options(
@@ -277,10 +274,8 @@ def _parse(options: Mapping[str, str], extra: tuple[str, ...], *, otherwise: int
 def _parse_subscription(given: OptionReader) -> Subscription:
     chosen = [name for name in ("assign", "subscribe", "subscribePattern") if name in given]
     if len(chosen) != 1:
-        raise ConfigError(
-            f"{' and '.join(chosen) or 'none'} of assign, subscribe and subscribePattern is set",
-            what_to_do="set exactly one of them",
-        )
+        what = f"{' and '.join(chosen) or 'none'} of assign, subscribe and subscribePattern is set"
+        raise ConfigError(what, what_to_do="set exactly one of them")
     text = given.text(chosen[0]) or ""
     if chosen[0] == "subscribePattern":
         TopicPattern(text)
@@ -310,10 +305,8 @@ def _parse_assign(text: str) -> tuple[Place, ...]:
 
 def _parse_limit(given: OptionReader, side: str, otherwise: int) -> OffsetRangeLimit:
     """Parse one side; as in Spark one timestamp wins over timestamps by partition, these over offsets."""
-    timestamp = given.text(f"{side}Timestamp")
+    timestamp = given.match(f"{side}Timestamp", r"\d+", "give milliseconds since 1970")
     if timestamp is not None:
-        if not timestamp.isdecimal():
-            raise make_option_error(f"{side}Timestamp", timestamp, "give milliseconds since 1970")
         return OffsetRangeLimit(timestamp_ms=int(timestamp))
     by_timestamp = given.text(f"{side}OffsetsByTimestamp")
     if by_timestamp is not None:
@@ -361,15 +354,9 @@ def _is_whole(value: object) -> bool:
 
 
 def _parse_choice(given: OptionReader, name: str, otherwise: _Choice) -> _Choice:
-    text = given.text(name)
-    if not text:
-        return otherwise
-    kind = type(otherwise)
-    try:
-        return kind(text.lower())
-    except ValueError:
-        words = " or ".join(choice.value for choice in kind)
-        raise make_option_error(name, text, f"use {words}") from None
+    words = [choice.value for choice in type(otherwise)]
+    text = given.match(name, f"|{'|'.join(words)}", f"use {' or '.join(words)}")
+    return type(otherwise)(text) if text else otherwise
 
 
 def _parse_upstream(given: OptionReader) -> str:
@@ -378,11 +365,8 @@ def _parse_upstream(given: OptionReader) -> str:
         return ""
     for name in ("minOffsetsPerTrigger", PER_SECOND):
         if name in given:
-            raise ConfigError(
-                f"{name} and an upstream job are set",
-                why="a micro-batch ends where the upstream job's checkpoint does, however little that is",
-                what_to_do=f"leave {name} out; maxOffsetsPerTrigger may be set",
-            )
+            what = f"{name} and an upstream job are set, whose checkpoint ends a micro-batch"
+            raise ConfigError(what, what_to_do=f"leave {name} out; maxOffsetsPerTrigger may be set")
     return text
 
 

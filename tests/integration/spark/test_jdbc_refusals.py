@@ -284,7 +284,7 @@ def test_settings_that_contradict_each_other() -> None:
     database = TestDatabase("jdbc:sqlite:/nowhere/x")
     for settings, message in [
         ({"mode": "upsert"}, "needs a key"),
-        ({"mode": "replace"}, "is no write mode"),
+        ({"mode": "replace"}, "mode is 'replace'"),
         ({"key": "k"}, "must be a list of texts"),
         ({"key": ("k", "k")}, "twice"),
         ({"delete_when": "gone"}, "needs mode='upsert'"),

@@ -16,17 +16,23 @@ from flinkish_spark import (
     AlignmentMode,
     CheckpointConfig,
     ClaimMode,
+    ColumnBuckets,
     ExponentialDelay,
     FailureRate,
     FixedDelay,
+    JdbcSink,
     JobListener,
+    KafkaSink,
     MasterHook,
     NonRestoredState,
     NoRestart,
+    PartitionCommit,
+    PartitionPolicy,
     QuietListener,
     RestoreSettings,
     Standby,
     StreamExecutionEnvironment,
+    SuccessFile,
     UnknownHookState,
     UnpositionedSources,
     UpstreamJob,
@@ -36,6 +42,7 @@ from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.protocol import restart as rules
+from flinkish_spark.sources import Counting, CsvFiles, DataGeneratorSource
 from tests.support.jobs import RunningTotal
 
 #: A session without a JVM: nothing of it is used before `execute`.
@@ -311,3 +318,33 @@ def test_restore_settings_take_values_and_no_words(field, choices) -> None:
 def test_a_savepoint_s_path_is_a_str(value) -> None:
     error = refused(lambda: RestoreSettings(value))
     assert error.what == f"path is {value!r} ({type(value).__name__})" and "str" in error.why
+
+
+# -- forms of texts, choices among texts, objects in lists ---------------------------------------------
+
+
+class Late(PartitionPolicy):
+    async def commit(self, partition, spark): ...
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: KafkaSink("b:9092", ""), "topic is '' .* not empty"),
+        (
+            lambda: KafkaSink("b:9092", "out", topic_column="t", other_topics=["a", ""]),
+            "other_topics is .* not",
+        ),
+        (lambda: KafkaSink("b:9092", "out", writer="jvm"), r"writer is 'jvm' .*must be 'python'"),
+        (lambda: KafkaSink("b:9092", "out", writer=["python"]), "writer is a list.*must be 'python'"),
+        (lambda: CsvFiles(delimiter=";;"), "delimiter is ';;' .* one ASCII character"),
+        (lambda: SuccessFile(".."), r"name is '\.\.'"),
+        (lambda: SuccessFile(5), "name is 5 "),
+        (lambda: ColumnBuckets("a", ""), "fields is '' .* not empty"),
+        (lambda: PartitionCommit(policies=[SuccessFile(), Late()]), "Late that is given as policies"),
+        (lambda: DataGeneratorSource({"n": Counting()}, records=1 << 63), "records is .* or UNLIMITED"),
+        (lambda: JdbcSink("jdbc:sqlite:/a", "t", mode="replace"), "mode is 'replace' .*'insert' or 'upsert'"),
+    ],
+)
+def test_texts_and_lists_are_what_their_types_say(make, says) -> None:
+    assert re.search(says, str(refused(make)))

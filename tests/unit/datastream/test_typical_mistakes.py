@@ -156,8 +156,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a relative path of a table": (
         lambda: DeltaSink("orders"),
-        f"{OF_OURS}ConfigError: the Delta path 'orders' is relative. It would mean different places in "
-        "different processes. To do: give an absolute path or a URI.",
+        f"{OF_OURS}ConfigError: the Delta path 'orders' is relative. To do: give an absolute path or a URI.",
     ),
     "a relative job_dir": (
         lambda: job_place("jobs/orders"),

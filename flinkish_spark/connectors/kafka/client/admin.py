@@ -167,6 +167,22 @@ class KafkaAdmin(WireClient):
             )
         return found
 
+    def find_existing(
+        self, names: Sequence[str], of: str, letters: Sequence[str] = ()
+    ) -> dict[str, TopicInfo]:
+        """Return topics; raise an error if one is missing, or would keep only some dead letters."""
+        found = self.topics(names)
+        for topic in names:
+            if topic not in found:
+                raise make_unknown_topic_error(topic, self._wire.connection.servers, of=of)
+            if topic in letters and found[topic].is_compacted:
+                raise ConfigError(
+                    f"the dead-letter topic '{topic}' of {of} is compacted",
+                    why="it keeps only the last dead letter of each key, and refuses one without a key",
+                    what_to_do="use a topic with cleanup.policy=delete",
+                )
+        return found
+
     def topic_settings(self, names: Sequence[str], wanted: Sequence[str]) -> _Settings:
         """Return settings of topics, without those that are hidden from this principal."""
         return self._settings(ConfigResourceType.TOPIC, names, wanted) if names else {}
@@ -206,10 +222,8 @@ class KafkaAdmin(WireClient):
             try:
                 admin.create_topics(spec, wait_for_metadata=True)
             except kafka_errors.TopicAlreadyExistsError as exists:
-                raise ConfigError(
-                    f"Kafka topic {name!r} exists already",
-                    what_to_do="take another name, or use the topic as it is",
-                ) from exists
+                to_do = "take another name, or use the topic as it is"
+                raise ConfigError(f"Kafka topic {name!r} exists already", what_to_do=to_do) from exists
 
         self._wire.call(f"create topic {name}", create)
 
@@ -226,13 +240,6 @@ class KafkaAdmin(WireClient):
         self, timestamps_ms: Mapping[Place, int], isolation: Isolation = Isolation.READ_COMMITTED
     ) -> dict[Place, int | None]:
         """Return the first offset at or after each timestamp; None if no visible record is as late."""
-        for (topic, partition), timestamp_ms in timestamps_ms.items():
-            if timestamp_ms < 0:
-                raise ConfigError(
-                    f"the timestamp {timestamp_ms} ms of {topic}-{partition} lies before 1970",
-                    what_to_do="give a time from 1970 on",
-                    partition=partition,
-                )
         found = self._offsets(timestamps_ms, isolation)
         return {place: offset if offset >= 0 else None for place, offset in found.items()}
 
@@ -404,17 +411,6 @@ def make_unknown_topic_error(topic: str, servers: str, *, of: str = "") -> Graph
         why=f"the brokers at {servers} do not know it",
         what_to_do="create it, or correct its name",
     )
-
-
-def check_dead_letter_topics(found: Mapping[str, TopicInfo], topics: Sequence[str], of: str) -> None:
-    """Refuse compacted dead-letter topics; called by the preflight."""
-    for topic in topics:
-        if topic in found and found[topic].is_compacted:
-            raise ConfigError(
-                f"the dead-letter topic '{topic}' of {of} is compacted",
-                why="it keeps only the last dead letter of each key, and refuses a dead letter without a key",
-                what_to_do="use a topic with cleanup.policy=delete",
-            )
 
 
 def _keeps_ms(settings: Mapping[str, str]) -> int | None:

@@ -234,8 +234,8 @@ def is_secret(option: str) -> bool:
 class KafkaConnection:
     """Servers and login of Kafka; a plain value, checked on construction and safe to print."""
 
-    #: ``"host:port"``, several separated by commas, or a list of them.
-    bootstrap_servers: str | list[str] | tuple[str, ...]
+    #: ``"host:port"``, or several separated by commas.
+    servers: str
     #: Connection and security settings by Kafka's names, with or without the prefix ``kafka.``
     #: that Spark wants, such as ``{"kafka.security.protocol": "SASL_SSL"}``. Values are strings. A
     #: secret, and ``password`` or ``clientSecret`` within ``sasl.jaas.config``, may be ``env:NAME`` or
@@ -243,7 +243,7 @@ class KafkaConnection:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "bootstrap_servers", _check_servers(self.bootstrap_servers))
+        object.__setattr__(self, "servers", _check_servers(self.servers))
         object.__setattr__(self, "options", MappingProxyType(_check_options(self.options)))
 
     def __reduce__(self) -> tuple[Callable[..., KafkaConnection], tuple[str, dict[str, str]]]:
@@ -253,11 +253,6 @@ class KafkaConnection:
 
     def __hash__(self) -> int:
         return hash((self.servers, frozenset(self.options.items())))
-
-    @property
-    def servers(self) -> str:
-        assert isinstance(self.bootstrap_servers, tuple)
-        return ",".join(self.bootstrap_servers)
 
     def __repr__(self) -> str:
         shown = {name: _HIDDEN if is_secret(name) else value for name, value in self.options.items()}
@@ -276,8 +271,7 @@ class KafkaConnection:
         """Return the arguments of a kafka-python client, with secrets in clear; never pickle them."""
         # Called before every connect, since it reads files. At level DEBUG kafka-python logs what it sends:
         # with PLAIN the password, with OAUTHBEARER the token, with SCRAM neither.
-        assert isinstance(self.bootstrap_servers, tuple)
-        servers = [server.rpartition("://")[2] for server in self.bootstrap_servers]
+        servers = [server.rpartition("://")[2] for server in self.servers.split(",")]
         arguments: dict[str, object] = {"bootstrap_servers": servers}
         # Kafka's Java client trims all values, too.
         left = {name: value.strip() for name, value in self._resolve_secrets().items()}
@@ -307,7 +301,7 @@ class KafkaConnection:
 def _rebuild_connection(servers: str, options: dict[str, str]) -> KafkaConnection:
     """Return a task's connection, whose secrets are already resolved."""
     connection = object.__new__(KafkaConnection)
-    object.__setattr__(connection, "bootstrap_servers", _check_servers(servers))
+    object.__setattr__(connection, "servers", servers)
     object.__setattr__(
         connection, "options", MappingProxyType({n: _ResolvedValue(v) for n, v in options.items()})
     )
@@ -337,33 +331,21 @@ def _read_in_jaas(found: re.Match[str]) -> str:
     return f'{found[1]}"{escaped}"'
 
 
-def _check_servers(servers: object) -> tuple[str, ...]:
-    entries = servers.split(",") if isinstance(servers, str) else servers
-    if not isinstance(entries, (list, tuple)) or not entries:
-        raise ConfigError(
-            "bootstrap_servers must be 'host:port' or a list of them", what_to_do='write "host:9092"'
-        )
-    checked = []
-    for entry in entries:
-        server = entry.strip() if isinstance(entry, str) else entry
-        is_one = isinstance(server, str) and _SERVER.fullmatch(server)
-        if not is_one or not 0 < int(server.rpartition(":")[2]) < 65536:
-            raise ConfigError(
-                f"bootstrap server {entry!r} cannot be used",
-                what_to_do="write it as host:port, with a port from 1 to 65535",
-            )
-        checked.append(server)
-    return tuple(checked)
+def _check_servers(servers: str) -> str:
+    checked = [one.strip() for one in str(servers).split(",")]
+    for one in checked:
+        if not _SERVER.fullmatch(one) or not 0 < int(one.rpartition(":")[2]) < 65536:
+            what_to_do = "write it as host:port, with a port from 1 to 65535"
+            raise ConfigError(f"bootstrap server {one!r} cannot be used", what_to_do=what_to_do)
+    return ",".join(checked)
 
 
 def _check_options(options: Mapping[str, object]) -> dict[str, str]:
     checked: dict[str, str] = {}
     for name, value in options.items():
         if not isinstance(name, str) or not name.removeprefix(_PREFIX):
-            raise ConfigError(
-                f"{name!r} is not the name of a Kafka option",
-                what_to_do="name it as Kafka's documentation does",
-            )
+            what_to_do = "name it as Kafka's documentation does"
+            raise ConfigError(f"{name!r} is not the name of a Kafka option", what_to_do=what_to_do)
         bare = name.removeprefix(_PREFIX)
         if isinstance(value, EnvironmentSecret | FileSecret):
             value = place_of(value)

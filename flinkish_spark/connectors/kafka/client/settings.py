@@ -9,7 +9,7 @@ from typing import Any
 
 from flinkish_spark.connectors.kafka.client.client import MAX_FRAME_BYTES, Isolation
 from flinkish_spark.connectors.kafka.client.codecs import Codec
-from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 from flinkish_spark.connectors.kafka.client.fetch import FetchLimits
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import Choice, closest
@@ -240,22 +240,24 @@ class ProducerSettings:
             name = given.removeprefix(_PREFIX)
             if name in PRODUCER_WITHOUT_MEANING:
                 continue
+            what = ""
+            what_to_do = closest(name, PRODUCER_SETTINGS)
+            what_to_do = what_to_do or f"leave it out; known are {', '.join(sorted(_KNOWN))}"
             if name not in _KNOWN:
-                raise ConfigError(
-                    f"the producer setting '{given}' is not known",
-                    what_to_do=closest(name, PRODUCER_SETTINGS)
-                    or f"leave it out; known are {', '.join(sorted(_KNOWN))}",
-                )
+                what = "is not known: a setting is taken if it changes nothing that the sink promises"
+                if is_connection_option(name):
+                    what_to_do = f"give it to options: options={{'{name}': ...}}"
+            elif not isinstance(value, str):
+                what, what_to_do = "must be text", "write it in quotes"  # type: ignore[unreachable]
+            if what:
+                raise ConfigError(f"the producer setting '{given}' {what}", what_to_do=what_to_do)
             attribute, parse = _KNOWN[name]
             result = parse(name, value)
             if attribute:
                 parsed[attribute] = result
         if guarantee is not DeliveryGuarantee.NONE and parsed.get("acks", Acks.ALL) is not Acks.ALL:
-            raise ConfigError(
-                "the producer setting 'acks' must be all",
-                why="a record that only the leader has can be lost after its task was done",
-                what_to_do="leave it out",
-            )
+            what = "the producer setting 'acks' must be all: a record that only the leader has can be lost"
+            raise ConfigError(what, what_to_do="leave it out")
         return cls(**parsed)
 
 

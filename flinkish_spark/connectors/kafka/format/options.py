@@ -60,14 +60,12 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
     check_names([name for name in options if not name.lower().startswith(_STORE)], WRITE, "sink")
     given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
-    timeout = producer.pop("transaction.timeout.ms", str(_DEFAULT_TRANSACTION_TIMEOUT_MS)).strip()
-    if not timeout.isdecimal() or int(timeout) == 0:
-        raise make_option_error("kafka.transaction.timeout.ms", timeout, "give milliseconds above 0")
+    producer.pop("transaction.timeout.ms", None)
+    asked_ms = given.match("kafka.transaction.timeout.ms", r"0*[1-9]\d*", "give milliseconds above 0")
+    timeout_ms = _DEFAULT_TRANSACTION_TIMEOUT_MS if asked_ms is None else int(asked_ms)
     if producer.pop("enable.idempotence", "true").strip().lower() != "true":
-        raise ConfigError(
-            "the option 'kafka.enable.idempotence' cannot be false",
-            what_to_do="leave it out: every producer of the sink is idempotent",
-        )
+        what = "the option 'kafka.enable.idempotence' cannot be false: its producers are idempotent"
+        raise ConfigError(what, what_to_do="leave it out")
     topic = given.text("topic")
     if topic == "":
         raise make_option_error("topic", topic, "name a topic, or leave it out: an empty one is none")
@@ -77,7 +75,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         topic,
         _check_columns(schema, topic),
         to_checkpoint_place(given.text("checkpointLocation") or "", store),
-        int(timeout),
+        timeout_ms,
     )
 
 
@@ -88,23 +86,14 @@ def _check_columns(schema: T.StructType, topic: str | None) -> tuple[str, ...]:
             continue
         kind = schema[name].dataType.simpleString()
         if kind not in allowed:
-            raise SchemaError(
-                f"the column '{name}' is {kind}",
-                why=f"the Kafka sink takes {' or '.join(allowed)}",
-                what_to_do=f"cast it, for example CAST({name} AS {allowed[0].upper()})",
-                column=name,
-            )
+            what = f"the column '{name}' is {kind}, and the Kafka sink takes {' or '.join(allowed)}"
+            to_do = f"cast it, for example CAST({name} AS {allowed[0].upper()})"
+            raise SchemaError(what, what_to_do=to_do, column=name)
         found.append(name)
     if "value" not in found:
-        raise SchemaError(
-            "the query has no column 'value'",
-            why=f"its columns are {', '.join(schema.names)}",
-            what_to_do="select one, for example to_json(struct(*)) AS value",
-        )
+        what = f"the query has no column 'value', but {', '.join(schema.names)}"
+        raise SchemaError(what, what_to_do="select one, for example to_json(struct(*)) AS value")
     if topic is None and "topic" not in found:
-        raise ConfigError(
-            "the Kafka sink has no topic",
-            why="there is neither an option 'topic' nor a column of that name",
-            what_to_do='add .option("topic", "name")',
-        )
+        what = "the Kafka sink has no topic: there is neither an option nor a column of that name"
+        raise ConfigError(what, what_to_do='add .option("topic", "name")')
     return tuple(found)

@@ -357,7 +357,7 @@ def test_a_uri_of_a_file_is_the_folder_that_it_names_or_is_refused(make: Any, tm
         ("lakefs://repo/main/../t", "part .. leads"),
         ("lakefs://KEY:SIGNATURE@repo/t", "login in a URL"),
         ("lakefs://repo/t/%20", "% followed by two digits"),
-        ("lakefs:repo?sig=SIGNATURE", "different places"),
+        ("lakefs:repo?sig=SIGNATURE", "is relative"),
     ],
 )
 def test_a_url_that_is_another_place_or_holds_a_secret_is_refused(make: Any, url: str, why: str) -> None:

@@ -258,7 +258,7 @@ def test_what_is_not_stored():
     "make,message",
     [
         (lambda: Upsert(()), "no keys"),
-        (lambda: Upsert("id"), "keys of Upsert"),
+        (lambda: Upsert("id"), "keys is 'id'"),
         (lambda: Upsert(("a",), not_stored=("a",)), "not stored"),
         (lambda: DeltaSink("/t", mode="append"), "mode is 'append'"),
         (lambda: DeltaSink("/t", mode=Upsert), "mode is"),

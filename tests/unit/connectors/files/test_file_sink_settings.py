@@ -222,8 +222,8 @@ def test_fields_that_a_format_cannot_hold_are_refused(kind, schema, left_out, me
     [
         (ColumnBuckets("country"), "that its stream does not have"),
         (ColumnBuckets("tags"), "cannot be part of a folder's name"),
-        (DateTimeBuckets(column="name"), "which is string"),
-        (DateTimeBuckets(column="nothing"), "which is missing"),
+        (DateTimeBuckets(column="name"), "column 'name' of type string, and it must be timestamp"),
+        (DateTimeBuckets(column="nothing"), "column 'nothing', which its stream does not have"),
         (DateTimeBuckets(name="ID"), "and so has a field"),
         (ExpressionBuckets("name", "id"), "and so has a field"),
     ],
