@@ -16,14 +16,12 @@ from flinkish_spark.cli.client import (
     print_json,
     print_table,
 )
-from flinkish_spark.cli.transactions import (
-    OPEN_STATES,
-    FoundTransaction,
+from flinkish_spark.cli.transactions import open_wire
+from flinkish_spark.connectors.kafka.job_transactions import (
     NamedTransaction,
-    Names,
+    NamedTransactions,
     Standing,
-    open_wire,
-    transactions_of,
+    find_transactions,
 )
 from flinkish_spark.core.errors import AuthorizationError
 from flinkish_spark.job.stored_job import StoredJob
@@ -90,7 +88,7 @@ def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
     places = [(topic, partition) for partition in range(known[topic].partitions)]
     # This order matters: a transaction open now was named before, or belongs to the newest owner.
     producers = wire.producers(places)
-    names = Names.of(job.job_dir)
+    names = NamedTransactions.read(job.job_dir)
     owners = _owners(job, names, wire, producers.values())
     if any(owner.state == _HANGING for owner in owners.values()):
         # It may have ended between the two requests: only a transaction that is still open hangs.
@@ -115,30 +113,37 @@ class _Owner:
 
 
 def _owners(
-    job: StoredJob, names: Names, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]
+    job: StoredJob, names: NamedTransactions, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]
 ) -> dict[int, _Owner]:
     """Return the owners of all producers with an open transaction, by producer id."""
     open_now = [one for producers in of for one in producers if one.open_since is not None]
     wanted = {one.producer_id for one in open_now}
     if not wanted:
         return {}
+    from flinkish_spark.connectors.kafka.client.transactions import OPEN_STATES
+
     listed = {row.producer_id: row.transactional_id for row in wire.list_transactions(OPEN_STATES)}
     try:
-        ours = {str(one.name): one for one in transactions_of(job, wire)}
+        ours = {str(one.name): one for one in find_transactions(job.uuid, job.job_dir, wire)}
     except AuthorizationError:
         # Without DESCRIBE permission on the job's ids Kafka lists none of them, but the job directory names
         # some.
         ours = {}
     handles = {one.handle[1:]: one for one in names.named}
     named = {one.producer_id: handles.get(one.handle) for one in open_now}
-    views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
+    strangers = [name for one in wanted if (name := listed.get(one)) is not None and name not in ours]
+    views = wire.describe_transactions(strangers)
     now_ms = job.clock.wall_ms()
-    return {
-        one: _find_unlisted_owner(one, named[one])
-        if one not in listed
-        else _owner(listed[one], ours, views, now_ms)
-        for one in wanted
-    }
+
+    def find_owner(producer_id: int) -> _Owner:
+        name = listed.get(producer_id)
+        if name is None:
+            return _find_unlisted_owner(producer_id, named[producer_id])
+        if name in ours:
+            return _Owner(ours[name].state, ours[name].age_ms, f"{name}: {ours[name].text}")
+        return _find_stranger(name, views.get(name), now_ms)
+
+    return {one: find_owner(one) for one in wanted}
 
 
 def _still(
@@ -162,18 +167,10 @@ def _find_unlisted_owner(producer_id: int, named: NamedTransaction | None) -> _O
     return _Owner(_HANGING, None, whose)
 
 
-def _owner(
-    name: str, ours: Mapping[str, FoundTransaction], views: Mapping[str, TransactionView], now_ms: int
-) -> _Owner:
-    view = views.get(name)
-    began_at_ms = None if view is None else view.began_at_ms
-    age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
-    state = "" if view is None else view.state
-    if name in ours:
-        return _Owner(state, age_ms, f"{name}: {ours[name].text}")
+def _find_stranger(name: str, view: TransactionView | None, now_ms: int) -> _Owner:
     parsed = TransactionalId.parse(name)
-    whose = "of another program" if parsed is None else f"of the job {parsed.job}"
-    return _Owner(state, age_ms, f"{name}: {whose}")
+    whose = f"{name}: of another program" if parsed is None else f"{name}: of the job {parsed.job}"
+    return _Owner("", None, whose) if view is None else _Owner(view.state, view.age_ms(now_ms), whose)
 
 
 def _open_rows(
@@ -187,16 +184,18 @@ def _open_rows(
             )
 
 
-def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
+def _checkpoint_rows(
+    topic: str, partitions: int, names: NamedTransactions, wire: KafkaWire
+) -> Iterator[TopicRow]:
     """Yield a row for each checkpoint and sink with a record here, or elsewhere in the same transaction."""
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
     from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 
     reader, seen = EvidenceReader(wire, patience_ms=0), set[tuple[object, ...]]()
     for one in names.named:
-        if one.checkpoint is None or not isinstance(one.payload.get("evidence"), Mapping):
+        if one.checkpoint is None or not isinstance(one.committable.payload.get("evidence"), Mapping):
             continue
-        staged = KafkaSinkCommittable.of(one.payload)
+        staged = KafkaSinkCommittable.of(one.committable.payload)
         place: tuple[int, int | None] | None = None
         if staged.handle.evidence.topic == topic:
             place = (staged.handle.evidence.partition, staged.handle.evidence.offset)

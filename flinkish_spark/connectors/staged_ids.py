@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from flinkish_spark.protocol.ids import OwnerEpoch
+from flinkish_spark.protocol.ids import OwnerEpoch, is_left_over
 
 _NAME = re.compile(r"(\d{1,18})-(\d{1,18})-([0-9a-f]{8})")
 
@@ -34,6 +34,4 @@ class StagedId:
 
     def is_leftover(self, own: OwnerEpoch, running_blocks: Collection[int]) -> bool:
         """Return if no task can write into it: an older owner's folder, or ours without a leased block."""
-        if self.owner_epoch == own:
-            return self.block not in running_blocks
-        return self.owner_epoch < own
+        return is_left_over(self.owner_epoch, self.block, own, running_blocks)
