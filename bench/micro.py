@@ -23,7 +23,8 @@ import pyarrow as pa
 from bench import coordinator, in_process
 from bench.checking import FIRST_MS
 from bench.groups import LATE_MS
-from flinkish_spark.connectors.kafka.client.batches import batches, decode, encode_batches
+from flinkish_spark.connectors.kafka.client.batch_decoder import batches, decode
+from flinkish_spark.connectors.kafka.client.batches import encode_batches
 from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.core.elements import MIN_WATERMARK_MS, Progress
 from flinkish_spark.core.job_dir import JobDir

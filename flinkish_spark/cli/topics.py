@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -16,22 +16,19 @@ from flinkish_spark.cli.client import (
     print_json,
     print_table,
 )
-from flinkish_spark.cli.transactions import (
-    OPEN_STATES,
-    FoundTransaction,
+from flinkish_spark.cli.transactions import open_wire
+from flinkish_spark.connectors.kafka.job_transactions import (
     NamedTransaction,
-    Names,
+    NamedTransactions,
     Standing,
-    open_wire,
-    transactions_of,
+    find_transactions,
 )
 from flinkish_spark.core.errors import AuthorizationError
 from flinkish_spark.job.stored_job import StoredJob
 from flinkish_spark.protocol.ids import TransactionalId
 
 if TYPE_CHECKING:
-    from flinkish_spark.connectors.kafka.client.client import ActiveProducer, KafkaWire, TransactionView
-    from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
+    from flinkish_spark.connectors.kafka.client.client import ActiveProducer, KafkaWire
     from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
     from flinkish_spark.protocol.ids import Place
 
@@ -89,14 +86,21 @@ def rows_of(job: StoredJob, topic: str, wire: KafkaWire) -> list[TopicRow]:
         raise make_unknown_topic_error(topic, wire.connection.servers, of=f"the job '{job.name}'")
     places = [(topic, partition) for partition in range(known[topic].partitions)]
     # This order matters: a transaction open now was named before, or belongs to the newest owner.
-    producers = wire.producers(places)
-    names = Names.of(job.job_dir)
-    owners = _owners(job, names, wire, producers.values())
+    found = _find_open(wire, places)
+    names = NamedTransactions.read(job.job_dir)
+    owners = _owners(job, names, wire, [one for _, one in found])
     if any(owner.state == _HANGING for owner in owners.values()):
         # It may have ended between the two requests: only a transaction that is still open hangs.
-        again = wire.producers(places)
-        producers = {place: _still(producers[place], again[place], owners) for place in places}
-    opened = [row for place in places for row in _open_rows(place, producers[place], owners)]
+        again = [(partition, one.handle, one.open_since) for partition, one in _find_open(wire, places)]
+        found = [
+            (partition, one)
+            for partition, one in found
+            if owners[one.producer_id].state != _HANGING or (partition, one.handle, one.open_since) in again
+        ]
+    opened = [
+        TopicRow(partition, one.open_since, "open transaction", *owners[one.producer_id])
+        for partition, one in found
+    ]
     checkpoints = _checkpoint_rows(topic, len(places), names, wire)
     rows = [*checkpoints, *opened, *_stable_rows(places, admin, opened)]
     # At equal offsets the last stable offset comes last, after the transaction that holds it back.
@@ -107,96 +111,69 @@ def _order(row: TopicRow) -> tuple[int, int, bool]:
     return (row.partition, -1 if row.offset is None else row.offset, row.what.startswith("last"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Owner:
+def _find_open(wire: KafkaWire, places: Sequence[Place]) -> list[tuple[int, ActiveProducer]]:
+    """Return partition and producer of each open transaction."""
+    producers = wire.producers(places)
+    return [(place[1], one) for place in places for one in producers[place] if one.open_since is not None]
+
+
+class _Owner(NamedTuple):
     state: str
     age_ms: int | None
     whose: str
 
 
 def _owners(
-    job: StoredJob, names: Names, wire: KafkaWire, of: Iterable[Sequence[ActiveProducer]]
+    job: StoredJob, names: NamedTransactions, wire: KafkaWire, producers: Sequence[ActiveProducer]
 ) -> dict[int, _Owner]:
-    """Return the owners of all producers with an open transaction, by producer id."""
-    open_now = [one for producers in of for one in producers if one.open_since is not None]
-    wanted = {one.producer_id for one in open_now}
-    if not wanted:
+    """Return the owners of producers with an open transaction, by producer id."""
+    if not producers:
         return {}
+    from flinkish_spark.connectors.kafka.client.transactions import OPEN_STATES
+
     listed = {row.producer_id: row.transactional_id for row in wire.list_transactions(OPEN_STATES)}
     try:
-        ours = {str(one.name): one for one in transactions_of(job, wire)}
+        ours = {str(one.name): one for one in find_transactions(job.uuid, job.job_dir, wire)}
     except AuthorizationError:
         # Without DESCRIBE permission on the job's ids Kafka lists none of them, but the job directory names
         # some.
         ours = {}
-    handles = {one.handle[1:]: one for one in names.named}
-    named = {one.producer_id: handles.get(one.handle) for one in open_now}
-    views = wire.describe_transactions([listed[one] for one in wanted if one in listed])
+    open_ids = {listed[one.producer_id] for one in producers if one.producer_id in listed}
+    views = wire.describe_transactions(sorted(open_ids - ours.keys()))
     now_ms = job.clock.wall_ms()
-    return {
-        one: _find_unlisted_owner(one, named[one])
-        if one not in listed
-        else _owner(listed[one], ours, views, now_ms)
-        for one in wanted
-    }
-
-
-def _still(
-    seen: Sequence[ActiveProducer], again: Sequence[ActiveProducer], owners: Mapping[int, _Owner]
-) -> tuple[ActiveProducer, ...]:
-    """Return the producers of a partition, without hanging ones that have ended at a second look."""
-    open_now = {(one.producer_id, one.producer_epoch, one.open_since) for one in again}
-
-    def is_over(one: ActiveProducer) -> bool:
-        is_hanging = one.open_since is not None and owners[one.producer_id].state == _HANGING
-        return is_hanging and (one.producer_id, one.producer_epoch, one.open_since) not in open_now
-
-    return tuple(one for one in seen if not is_over(one))
-
-
-def _find_unlisted_owner(producer_id: int, named: NamedTransaction | None) -> _Owner:
-    """Return the owner of a producer that no coordinator knows; only its handle can tell."""
-    if named is not None:
-        return _Owner(_HANGING, None, f"{named.handle[0]}: {named}; no coordinator shows it")
-    whose = f"nobody's: no coordinator shows an open transaction of producer {producer_id}"
-    return _Owner(_HANGING, None, whose)
-
-
-def _owner(
-    name: str, ours: Mapping[str, FoundTransaction], views: Mapping[str, TransactionView], now_ms: int
-) -> _Owner:
-    view = views.get(name)
-    began_at_ms = None if view is None else view.began_at_ms
-    age_ms = None if began_at_ms is None else max(0, now_ms - began_at_ms)
-    state = "" if view is None else view.state
-    if name in ours:
-        return _Owner(state, age_ms, f"{name}: {ours[name].text}")
-    parsed = TransactionalId.parse(name)
-    whose = "of another program" if parsed is None else f"of the job {parsed.job}"
-    return _Owner(state, age_ms, f"{name}: {whose}")
-
-
-def _open_rows(
-    place: Place, producers: Sequence[ActiveProducer], owners: Mapping[int, _Owner]
-) -> Iterator[TopicRow]:
+    # A producer that no coordinator knows is found by its handle alone.
+    named = {one.handle[1:]: one for one in names.named}
+    owners = {}
     for one in producers:
-        if one.open_since is not None:
-            owner = owners[one.producer_id]
-            yield TopicRow(
-                place[1], one.open_since, "open transaction", owner.state, owner.age_ms, owner.whose
-            )
+        name, entry = listed.get(one.producer_id), named.get(one.handle)
+        if name is None and entry is not None:
+            owner = _Owner(_HANGING, None, f"{entry.handle[0]}: {entry}; no coordinator shows it")
+        elif name is None:
+            whose = f"nobody's: no coordinator shows an open transaction of producer {one.producer_id}"
+            owner = _Owner(_HANGING, None, whose)
+        elif name in ours:
+            owner = _Owner(ours[name].state, ours[name].age_ms, f"{name}: {ours[name].text}")
+        else:
+            parsed, view = TransactionalId.parse(name), views.get(name)
+            whose = f"{name}: of another program" if parsed is None else f"{name}: of the job {parsed.job}"
+            state, age_ms = ("", None) if view is None else (view.state, view.age_ms(now_ms))
+            owner = _Owner(state, age_ms, whose)
+        owners[one.producer_id] = owner
+    return owners
 
 
-def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire) -> Iterator[TopicRow]:
+def _checkpoint_rows(
+    topic: str, partitions: int, names: NamedTransactions, wire: KafkaWire
+) -> Iterator[TopicRow]:
     """Yield a row for each checkpoint and sink with a record here, or elsewhere in the same transaction."""
     from flinkish_spark.connectors.kafka.client.transactions import EvidenceReader
     from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable
 
     reader, seen = EvidenceReader(wire, patience_ms=0), set[tuple[object, ...]]()
     for one in names.named:
-        if one.checkpoint is None or not isinstance(one.payload.get("evidence"), Mapping):
+        if one.checkpoint is None or not isinstance(one.committable.payload.get("evidence"), Mapping):
             continue
-        staged = KafkaSinkCommittable.of(one.payload)
+        staged = KafkaSinkCommittable.of(one.committable.payload)
         place: tuple[int, int | None] | None = None
         if staged.handle.evidence.topic == topic:
             place = (staged.handle.evidence.partition, staged.handle.evidence.offset)
@@ -207,14 +184,10 @@ def _checkpoint_rows(topic: str, partitions: int, names: Names, wire: KafkaWire)
         if place is None or (key := (one.checkpoint, one.sink, place[0])) in seen:
             continue
         seen.add(key)
-        is_there = place[0] < partitions
-        yield _checkpoint_row(one, staged, place, _fate(reader, staged) if is_there else "GONE")
-
-
-def _fate(reader: EvidenceReader, staged: KafkaSinkCommittable) -> str:
-    handle = staged.handle
-    fate: str = reader.read(handle.evidence, handle.producer_id, handle.producer_epoch).fate.value
-    return fate
+        handle, fate = staged.handle, "GONE"
+        if place[0] < partitions:
+            fate = reader.read(handle.evidence, handle.producer_id, handle.producer_epoch).fate.value
+        yield _checkpoint_row(one, staged, place, fate)
 
 
 def _checkpoint_row(

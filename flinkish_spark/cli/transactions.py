@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -27,21 +26,20 @@ from flinkish_spark.cli.client import (
     refuse_plain_query,
     yes_option,
 )
+from flinkish_spark.connectors.kafka.job_transactions import (
+    UNKNOWN_STATE,
+    FoundTransaction,
+    Standing,
+    find_transactions,
+)
 from flinkish_spark.core.clock import SystemThreads
 from flinkish_spark.core.errors import OwnedElsewhereError
-from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.job.stored_job import (
-    StoredJob,
-    raise_as_corrupt,
-)
-from flinkish_spark.protocol.decisions import Decision, Verdict
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch, TransactionalId
-from flinkish_spark.protocol.records import CommitAnswer, Committable
-from flinkish_spark.protocol.recovery import DecidedFact, drop_leftovers
+from flinkish_spark.job.stored_job import StoredJob
+from flinkish_spark.protocol.records import CommitAnswer
 
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.staging import OwnerLock
-    from flinkish_spark.connectors.kafka.client.client import KafkaWire, TransactionView
+    from flinkish_spark.connectors.kafka.client.client import KafkaWire
     from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
     from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
     from flinkish_spark.connectors.kafka.writer import KafkaCommitter
@@ -74,7 +72,8 @@ def list_transactions(job: StoredJob, servers: str, config: Any, ended: bool, as
     leaves out ids that this principal may not describe.
     """
     with open_wire(connection_of(servers, config)) as wire:
-        found = transactions_of(job, wire, all_ids_of(job, wire) if ended else frozenset())
+        also = [row.transactional_id for row in wire.list_transactions()] if ended else []
+        found = find_transactions(job.uuid, job.job_dir, wire, also)
     if as_json:
         print_json({**job.to_json(), "transactions": [one.to_json() for one in found]})
     elif found:
@@ -119,7 +118,7 @@ def abort_transactions(
     _end(job, ids, connection_of(servers, config), (plan_aborts, abort, "abort"), dry_run, yes, as_json)
 
 
-_Plan = Callable[[Sequence["FoundTransaction"], frozenset[str]], "list[Ending]"]
+_Plan = Callable[[Sequence[FoundTransaction], frozenset[str]], "list[Ending]"]
 _Carry = Callable[[StoredJob, "TransactionClient", Sequence["Ending"]], "list[Ending]"]
 
 
@@ -139,17 +138,18 @@ def _end(
     wanted, lock = frozenset(ids), lock_of(job)
     with open_wire(connection) as wire:
         with hold_lock(job, lock):
-            found = transactions_of(job, wire, wanted)
+            found = find_transactions(job.uuid, job.job_dir, wire, wanted)
             ends = plan(found, wanted)
         chosen = frozenset(str(one.found.name) for one in ends if not one.refusal)
         if chosen and not dry_run:
             # Without the lock: the user may take a while, and the job may start meanwhile.
             confirm(_what_happens(ends, verb), f"{verb.capitalize()} them?", yes, as_json)
             with hold_lock(job, lock):
-                again = plan(transactions_of(job, wire, wanted), wanted or chosen)
+                found_now = find_transactions(job.uuid, job.job_dir, wire, wanted)
+                again = plan(found_now, wanted or chosen)
                 agreed = [one for one in again if str(one.found.name) in chosen or one.refusal]
                 ends = carry_out(job, TransactionClient.from_wire(wire), agreed)
-    strangers = unknown(wanted, found)
+    strangers = sorted(wanted - {str(one.name) for one in found})
     _report(job, ends, strangers, verb, dry_run, as_json)
     failed = [one for one in ends if one.refusal or not (dry_run or one.is_done)]
     if failed or strangers:
@@ -216,285 +216,6 @@ def open_wire(connection: KafkaConnection) -> Iterator[KafkaWire]:
         yield wire
     finally:
         wire.close()
-
-
-#: Transactional id, producer id, producer epoch: after a receipt the transactional id is reused.
-Handle = tuple[str, int, int]
-
-
-class Standing(enum.Enum):
-    #: A COMMIT decision without receipt names it: it must be committed.
-    DECIDED = "DECIDED"
-    #: A COMMIT decision with a receipt names it: it is committed.
-    CONFIRMED = "CONFIRMED"
-    #: A COMMIT decision names it that will not be finished: a rewind made it dead, or a zombie wrote it.
-    LEFT_BEHIND = "LEFT_BEHIND"
-    #: A staged file names it, but no decision: the next start keeps or aborts it.
-    STAGED = "STAGED"
-    #: Unnamed, and of the newest owner: in use if that owner runs, else a leftover.
-    OF_NEWEST_OWNER = "OF_NEWEST_OWNER"
-    #: Unnamed for good: it can be aborted.
-    LEFTOVER = "LEFTOVER"
-
-
-@dataclass(frozen=True, slots=True)
-class NamedTransaction:
-    #: One of DECIDED, CONFIRMED, LEFT_BEHIND, STAGED.
-    standing: Standing
-    handle: Handle
-    #: The sink and micro-batch that staged it.
-    sink: str
-    lineage: Lineage
-    batch: BatchId
-    #: The checkpoint of the decision; None if undecided.
-    checkpoint: CheckpointId | None
-    #: Index among its sink's committables in the decision, which are committed in this order.
-    place: int
-    payload: Mapping[str, Any]
-
-    def __str__(self) -> str:
-        where = f"micro-batch {self.lineage}/{self.batch} of sink '{self.sink}'"
-        match self.standing:
-            case Standing.DECIDED:
-                return f"checkpoint {self.checkpoint} is decided and not confirmed: {where}"
-            case Standing.CONFIRMED:
-                return f"checkpoint {self.checkpoint} is confirmed: {where}"
-            case Standing.LEFT_BEHIND:
-                return f"checkpoint {self.checkpoint} was decided, but a rewind made it dead: {where}"
-            case _:
-                return f"staged and not decided: {where}"
-
-
-@dataclass(frozen=True, slots=True)
-class Names:
-    """All transactions that the job directory names; `newest_owner` took the job over last."""
-
-    newest_owner: OwnerEpoch
-    named: tuple[NamedTransaction, ...]
-
-    @classmethod
-    def of(cls, job_dir: JobDir) -> Names:
-        # This order matters: a transaction decided meanwhile is found as staged, or decided, or both.
-        staged = list(_list_staged(job_dir))
-        decided = list(_list_decided(job_dir))
-        known = {one.handle for one in decided}
-        return cls(job_dir.newest_owner(), (*decided, *(one for one in staged if one.handle not in known)))
-
-    def find(self, handle: Handle) -> NamedTransaction | None:
-        """Return the entry for a transaction, else an undecided or unfinished entry for its id."""
-        exact = next((one for one in self.named if one.handle == handle), None)
-        return exact or self.find_by_id(handle[0])
-
-    def find_by_id(self, name: str) -> NamedTransaction | None:
-        # An undecided or unfinished entry protects its whole id: no transaction under it may be ended.
-        waiting = (Standing.DECIDED, Standing.STAGED)
-        return next((one for one in self.named if one.handle[0] == name and one.standing in waiting), None)
-
-    def standing_by(self, name: TransactionalId, named: NamedTransaction | None) -> Standing:
-        if named is not None:
-            return named.standing
-        newest = name.owner_epoch >= self.newest_owner
-        return Standing.OF_NEWEST_OWNER if newest else Standing.LEFTOVER
-
-    @property
-    def waiting(self) -> tuple[NamedTransaction, ...]:
-        """Return the transactions to commit, in the order in which their sinks commit."""
-        return tuple(one for one in self.named if one.standing is Standing.DECIDED)
-
-
-def _list_staged(job_dir: JobDir) -> Iterator[NamedTransaction]:
-    for key in job_dir.store.list("staged"):
-        name = key.rsplit("/", 1)[1]
-        if not name.isdecimal():
-            continue
-        for staged in job_dir.list_staged(Lineage(int(name))).values():
-            for one in staged.committables:
-                handle = _handle(one.payload)
-                if handle is not None:
-                    yield NamedTransaction(
-                        Standing.STAGED, handle, one.sink, staged.lineage, staged.batch, None, 0, one.payload
-                    )
-
-
-def _list_decided(job_dir: JobDir) -> Iterator[NamedTransaction]:
-    commits = [
-        decision
-        for checkpoint in job_dir.list_checkpoint_ids()
-        if (decision := job_dir.decision(checkpoint)) is not None and decision.verdict is Verdict.COMMIT
-    ]
-    history = job_dir.history()
-    live = [
-        DecidedFact(d.checkpoint, d.batch, job_dir.receipt(d.checkpoint) is not None, d.lineage)
-        for d in commits
-        if history.find_superseding(d.checkpoint, d.lineage) is None
-    ]
-    standings = {
-        fact.checkpoint: Standing.CONFIRMED if fact.has_receipt else Standing.DECIDED
-        for fact in drop_leftovers(live)
-    }
-    for decision in commits:
-        yield from _list_named(decision, standings.get(decision.checkpoint, Standing.LEFT_BEHIND))
-
-
-def _list_named(decision: Decision, standing: Standing) -> Iterator[NamedTransaction]:
-    for of_sink in decision.group_by_sink().values():
-        for place, (staged, one) in enumerate(of_sink):
-            handle = _handle(one.payload)
-            if handle is not None:
-                yield NamedTransaction(
-                    standing,
-                    handle,
-                    one.sink,
-                    staged.lineage,
-                    staged.batch,
-                    decision.checkpoint,
-                    place,
-                    one.payload,
-                )
-
-
-def _handle(payload: Mapping[str, Any]) -> Handle | None:
-    """Return the handle in a Kafka sink's payload; None for other sinks."""
-    if "transactional_id" not in payload:
-        return None
-    with raise_as_corrupt("a committable of a Kafka sink"):
-        handle = (payload["transactional_id"], payload["producer_id"], payload["producer_epoch"])
-        if not isinstance(handle[0], str) or not all(isinstance(number, int) for number in handle[1:]):
-            raise ValueError(f"{handle!r} is no transaction")
-    return handle
-
-
-#: The state of an id that the brokers do not know.
-UNKNOWN_STATE = "Unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundTransaction:
-    #: Parsed exactly; ids of other applications with the same prefix are excluded.
-    name: TransactionalId
-    #: Kafka's state, or UNKNOWN_STATE.
-    state: str
-    #: The brokers' value; None if they do not know the id.
-    producer_id: int | None
-    producer_epoch: int | None
-    #: Age of the transaction by the broker's clock; None if none is open.
-    age_ms: int | None
-    #: Age at which the broker aborts it.
-    timeout_ms: int | None
-    standing: Standing
-    named: NamedTransaction | None
-
-    @property
-    def text(self) -> str:
-        if self.named is not None:
-            handle = (str(self.name), self.producer_id, self.producer_epoch)
-            if self.state == UNKNOWN_STATE:
-                return f"{self.named}; these brokers do not know it: it expired, or is on another cluster"
-            return (
-                str(self.named) if self.named.handle == handle else f"{self.named}, by another producer epoch"
-            )
-        if self.standing is Standing.OF_NEWEST_OWNER:
-            return f"not named yet: owner {self.name.owner_epoch} may be writing it, if it runs"
-        return "a leftover: the job directory does not name it"
-
-    def to_json(self) -> dict[str, Any]:
-        named = self.named
-        return {
-            "transactional_id": str(self.name),
-            "owner_epoch": int(self.name.owner_epoch),
-            "block": self.name.block,
-            "task": self.name.task,
-            "attempt": self.name.attempt,
-            "state": self.state,
-            "producer_id": self.producer_id,
-            "producer_epoch": self.producer_epoch,
-            "age_ms": self.age_ms,
-            "timeout_ms": self.timeout_ms,
-            "standing": self.standing.value,
-            "checkpoint": None if named is None or named.checkpoint is None else int(named.checkpoint),
-            "sink": None if named is None else named.sink,
-            "lineage": None if named is None else int(named.lineage),
-            "batch": None if named is None else int(named.batch),
-            "text": self.text,
-        }
-
-
-def all_ids_of(job: StoredJob, wire: KafkaWire) -> frozenset[str]:
-    return frozenset(map(str, _parse_ids(job, (row.transactional_id for row in wire.list_transactions()))))
-
-
-def transactions_of(
-    job: StoredJob, wire: KafkaWire, also: frozenset[str] = frozenset()
-) -> tuple[FoundTransaction, ...]:
-    """Return the job's open, undecided and unfinished transactions, by id."""
-    from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-
-    # This order matters: a transaction that is named now was on the brokers before.
-    listed = {
-        one.transactional_id for one in TransactionClient.from_wire(wire).list_open_transactions(job.uuid)
-    }
-    listed.update(_parse_ids(job, also))
-    names = Names.of(job.job_dir)
-    waiting = (Standing.DECIDED, Standing.STAGED)
-    listed.update(_parse_ids(job, (one.handle[0] for one in names.named if one.standing in waiting)))
-    views = _views(wire, sorted(map(str, listed)))
-    now_ms = job.clock.wall_ms()
-    return tuple(_look_up(one, views.get(str(one)), names, now_ms) for one in sorted(listed))
-
-
-def _parse_ids(job: StoredJob, texts: Iterable[str]) -> Iterable[TransactionalId]:
-    for text in texts:
-        parsed = TransactionalId.parse(text)
-        # Leading zeros parse to the same numbers; only ids in our own spelling are ours.
-        if parsed is not None and parsed.job == job.uuid and str(parsed) == text:
-            yield parsed
-
-
-def _views(wire: KafkaWire, names: list[str]) -> dict[str, TransactionView]:
-    from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, describe_code
-    from flinkish_spark.core.clock import tries
-    from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError
-
-    views: dict[str, TransactionView] = {}
-    for _left_ms in tries(wire.timeout_ms, wire.clock):
-        views.update(wire.describe_transactions([n for n in names if n not in views]))
-        views = {name: view for name, view in views.items() if view.code not in UNSETTLED}
-        refused = [name for name, view in views.items() if view.code in UNAUTHORIZED]
-        if refused:
-            raise AuthorizationError(
-                f"Kafka refuses this principal DESCRIBE on transactional id {refused[0]!r} "
-                f"({describe_code(views[refused[0]].code)})"
-            )
-        if len(views) == len(names):
-            return views
-    raise BrokerUnavailableError(
-        f"{len(names) - len(views)} Kafka transactions could not be described in time",
-        what_to_do="wait for the cluster to settle",
-    )
-
-
-def _look_up(
-    name: TransactionalId, view: TransactionView | None, names: Names, now_ms: int
-) -> FoundTransaction:
-    if view is None or view.code:
-        named = names.find_by_id(str(name))
-        standing = names.standing_by(name, named)
-        return FoundTransaction(name, UNKNOWN_STATE, None, None, None, None, standing, named)
-    named = names.find((str(name), view.producer_id, view.producer_epoch))
-    age_ms = None if view.began_at_ms is None else max(0, now_ms - view.began_at_ms)
-    return FoundTransaction(
-        name,
-        view.state,
-        view.producer_id,
-        view.producer_epoch,
-        age_ms,
-        view.timeout_ms,
-        names.standing_by(name, named),
-        named,
-    )
-
-
-OPEN_STATES = ("Ongoing", "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -610,6 +331,8 @@ def plan_aborts(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> li
 
 
 def _why_not_aborted(one: FoundTransaction) -> str:
+    from flinkish_spark.connectors.kafka.client.transactions import OPEN_STATES
+
     if one.standing is Standing.STAGED:
         return f"the next start keeps it or aborts it: {one.text}"
     # With the lock held no owner writes to unnamed transactions, not even the newest one.
@@ -633,7 +356,7 @@ def _commit(job: StoredJob, client: TransactionClient, ends: list[Ending]) -> li
     checkpoint = None if named[0] is None else named[0].checkpoint
     if checkpoint is None or any(end.refusal for end in ends):
         return ends
-    committables = [Committable(one.sink, one.payload) for one in named if one is not None]
+    committables = [one.committable for one in named if one is not None]
     answers = list(_committer(job, client, committables[0].sink).commit(checkpoint, committables))
     last = ends[len(answers) - 1].found.name
     behind = [replace(end, refusal=f"{last} comes before it and is not done") for end in ends[len(answers) :]]
@@ -664,10 +387,6 @@ def _committer(job: StoredJob, client: TransactionClient, uid: str) -> KafkaComm
 
 def abort(_job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
     return [one if one.refusal else replace(one, answer=client.abort_open(one.found.name)) for one in ends]
-
-
-def unknown(wanted: frozenset[str], found: Sequence[FoundTransaction]) -> list[str]:
-    return sorted(wanted - {str(one.name) for one in found})
 
 
 def _order(found: FoundTransaction) -> tuple[int, str, int]:

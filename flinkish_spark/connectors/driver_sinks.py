@@ -22,7 +22,7 @@ from flinkish_spark.connectors.buffer import (
     BufferedRows,
     BufferedSink,
 )
-from flinkish_spark.connectors.two_phase import record_as_json, records_of, to_utc
+from flinkish_spark.connectors.record_values import record_as_json, records_of, to_utc
 from flinkish_spark.contracts.sink import Committer, SinkContext
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.fields import Name, check_fields

@@ -8,14 +8,8 @@ from typing import Any, Self
 from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import (
-    Offset,
-    Rows,
-    SplitPosition,
-    SplitSource,
-    check_splits,
-    find_scan_positions,
-)
+from flinkish_spark.connectors.split_positions import Offset, SplitPosition, find_scan_positions
+from flinkish_spark.connectors.splits import Rows, SplitSource, check_splits
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import check_arguments

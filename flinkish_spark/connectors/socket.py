@@ -18,7 +18,8 @@ from typing import Annotated, Any, BinaryIO
 from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import Offset, SourceUnavailable, SplitSource, find_scan_positions
+from flinkish_spark.connectors.split_positions import Offset, find_scan_positions
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource
 from flinkish_spark.core.errors import (
     ConfigError,
     CorruptObjectError,

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import json
 import math
 import numbers
 import time
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
-import numpy as np
 import pyarrow as pa
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
@@ -29,11 +27,20 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 
 from flinkish_spark.checkpoint.control import read_held
 from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
+from flinkish_spark.connectors.split_positions import (
+    Offset,
+    SplitPosition,
+    find_scan_positions,
+    is_number,
+    lowest_offsets,
+    reaches,
+    why_not_json,
+)
+from flinkish_spark.connectors.split_records import NO_MORE, PLACE, PieceRows
 from flinkish_spark.contracts.source import Extent, JobPlace, Source, SourceStart
 from flinkish_spark.core.errors import (
     USER_FUNCTION_MARKER,
     ConfigError,
-    CorruptObjectError,
     FlinkishError,
     InputLostError,
     RetriableError,
@@ -48,91 +55,9 @@ from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.stream_readers import ReadAllAvailable, ReadLimit, adapt_reader
 from flinkish_spark.core.validation import check_methods, instance_of
-from flinkish_spark.protocol.codec import Form, Presence, StoredObject, read, store_as
 from flinkish_spark.protocol.envelope import seal
-from flinkish_spark.protocol.plan_layout import OWN_KEYS, SPLITS, Position, lowest
 from flinkish_spark.transport import columns as C
-from flinkish_spark.types.arrow_types import arrow_schema
-from flinkish_spark.types.rows import OutputError, RowWriter
 from flinkish_spark.types.schemas import output_schema
-from flinkish_spark.types.to_arrow import first_missing, has_required
-
-_UID, _ENDED, _DONE = f"{OWN_KEYS}source", f"{OWN_KEYS}ended", f"{OWN_KEYS}done"
-
-#: A JSON value that only the source interprets; in most sources a rising number.
-Offset = Any
-_PAIRS = Form(
-    lambda offsets: [list(pair) for pair in offsets.items()],
-    lambda pairs: dict(read(tuple[tuple[str, Offset], ...], pairs)),
-)
-
-
-@dataclass(frozen=True)
-class SplitPosition(StoredObject):
-    """Offsets up to which the splits of a source were read."""
-
-    uid: str = field(metadata=store_as(_UID))
-    #: By split, in the order in which splits were found. The index of a split is its number and channel:
-    #: new splits are appended, and none is removed.
-    offsets: Annotated[Mapping[str, Offset], _PAIRS] = field(metadata=store_as(SPLITS))
-    #: If the source is bounded and was read to its end.
-    is_ended: bool = field(default=False, metadata=store_as(_ENDED, Presence.LEFT_OUT))
-    #: Splits that were read to their end.
-    done: frozenset[str] = field(default=frozenset(), metadata=store_as(_DONE, Presence.LEFT_OUT, at=2))
-
-    @classmethod
-    def from_json(cls, value: Position) -> Self:
-        try:
-            found: Self = read(cls, value)
-        except ValueError as error:
-            raise CorruptObjectError(
-                f"{json.dumps(value)[:200]} is no position of a source of splits",
-                why=f"it was logged by another kind of source, or is damaged ({error})",
-                what_to_do="give the source a uid of its own; or restore the file from a backup",
-            ) from error
-        return found
-
-    def numbers(self) -> dict[str, int]:
-        return {name: number for number, name in enumerate(self.offsets)}
-
-    def open_numbers(self) -> frozenset[int]:
-        return frozenset(number for name, number in self.numbers().items() if name not in self.done)
-
-    def move_to(self, offsets: Mapping[str, Offset]) -> SplitPosition:
-        return replace(self, offsets={**self.offsets, **offsets})
-
-
-def find_scan_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition]:
-    """Return the logged positions of a source: one per scan, since a plan may read a source several times."""
-    return [
-        SplitPosition.from_json(source)
-        for source in position.sources
-        if isinstance(source, dict) and source.get(_UID) == uid
-    ]
-
-
-def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
-    """Return by split the offset that all scans have reached."""
-    # A split is left out if scans differ and its offsets are not numbers.
-    if not positions:
-        return {}
-    found = lowest([one.to_json() for one in positions])
-    return dict(SplitPosition.from_json(found).offsets)
-
-
-def is_number(value: object) -> bool:
-    """Return if a value is a number, so that offsets can be compared."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def why_not_json(value: Offset) -> str:
-    """Return why a value cannot be an offset; empty if it can."""
-    try:
-        again = json.loads(json.dumps(value, allow_nan=False))
-    except (TypeError, ValueError) as error:
-        return f"it is no JSON value: {error}"
-    return "" if again == value and value is not None else "it does not come back from JSON as it was"
-
 
 #: The records of a piece, in their order.
 Rows = Iterator[tuple[Any, ...]] | Iterator["pa.RecordBatch"]
@@ -365,7 +290,7 @@ class SplitSource(Source):
         own = self._replace("_fs_folder", "" if job_dir is None else _own_folder(job_dir, self._fs_uid))
         source = data_source_of(own, place.beginnings(self._fs_start), place.control_path)
         spark.dataSource.register(source)
-        fields = T.StructType([*self.record_type, *_PLACE])
+        fields = T.StructType([*self.record_type, *PLACE])
         return C.read_records(spark.readStream.format(source.name()).load(), ReadSplits(own), fields)
 
     def preflight(self, spark: SparkSession, job_dir: JobDir, uid: str) -> None:
@@ -511,12 +436,6 @@ def _failures_on_the_driver(uid: str, when: str, mend: str, *, is_counted: bool)
         raise RepeatableUserError(what, why=why, what_to_do=mend, uid=uid) from error
 
 
-def reaches(offset: Offset, end: Offset | None) -> bool:
-    if is_number(offset) and is_number(end):
-        return bool(offset >= end)
-    return end is not None and bool(offset == end)
-
-
 def ask_once(place: StoreSpec, key: str, kind: str, ask: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the answer that was stored at the first call in the life of a job."""
     store = place.open()
@@ -545,46 +464,6 @@ def check_splits(uid: str, found: Any) -> Sequence[str]:
         what = f"splits() of source '{uid}' names a split twice: {sorted(names)}"
         raise ConfigError(what, what_to_do="give each split a name of its own")
     return names
-
-
-def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column cast to a field's type."""
-    from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
-
-    # Only widths may change. Arrow's own cast would also make numbers of texts, times or texts of numbers,
-    # and true of 2. Structs may have more fields than declared, as the batch may.
-    if not is_of_kind(column.type, field.type, may_have_more=True):
-        there = column.drop_null()
-        value = f": {there[0].as_py()!r:.200}" if len(there) else ""
-        missing = _missing_field(column.type, field.type, field.name)
-        why = f"has no field {missing!r} (names are case-sensitive)" if missing else f"is {column.type}"
-        raise ValueError(f"the column {field.name!r} {why}, but the declared type is {field.type}{value}")
-    try:
-        return exact_cast(column, field.type)
-    except pa.ArrowException as error:
-        raise ValueError(f"the column {field.name!r} does not fit {field.type}: {error}") from error
-
-
-def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
-    """Return the path of a declared field that is missing in a column's structs."""
-    if pa.types.is_struct(given) and pa.types.is_struct(wanted):
-        names = [field.name for field in given]
-        for field in wanted:
-            within = f"{path}.{field.name}"
-            if field.name not in names:
-                return within
-            found = names.count(field.name) == 1 and _missing_field(
-                given.field(field.name).type, field.type, within
-            )
-            if found:
-                return found
-        return None
-    if pa.types.is_map(given) and pa.types.is_map(wanted):
-        keys = _missing_field(given.key_type, wanted.key_type, f"{path}.key")
-        return keys or _missing_field(given.item_type, wanted.item_type, f"{path}.value")
-    if pa.types.is_list(wanted) and given.num_fields == 1:
-        return _missing_field(given.field(0).type, wanted.value_type, f"{path}.element")
-    return None
 
 
 #: Spark asks every 10 ms while there is nothing to read; the source is asked this often.
@@ -699,7 +578,7 @@ class SplitStreamReader(DataSourceStreamReader):
 
     def _first(self, split: str) -> Offset:
         """Return where a split begins; the source is asked once in the life of the job."""
-        if type(self.source).first is SplitSource.first:
+        if not self.source._overrides("first"):
             return 0
         if not self._folder:
             return self._ask("first", lambda: self.source.first(split))
@@ -759,72 +638,15 @@ def read_piece(source: SplitSource, piece: SplitPiece) -> Iterator[pa.RecordBatc
     with name_failures(uid, "read"):
         found = iter(elements_of(source.read(piece.split, piece.start, piece.end)))
     place = piece.start if type(piece.start) is int else 0
-    rows = _Rows(source.record_type, piece.number, place)
+    rows = PieceRows(source.record_type, piece.number, place)
     while True:
         # Only failures of the source are named; at the yields, other code runs.
         with name_failures(uid, "read"):
-            one = next(found, _NO_MORE)
+            one = next(found, NO_MORE)
             made = rows.of(one)
         yield from made
-        if one is _NO_MORE:
+        if one is NO_MORE:
             return
-
-
-_PLACE = (T.StructField(C.CHANNEL, T.LongType()), T.StructField(C.SEQUENCE, T.LongType()))
-
-#: Not None: if a source yields None by mistake, the piece must not end there.
-_NO_MORE: Any = object()
-#: Rows of one batch.
-_HELD_ROWS = 1024
-
-
-class _Rows:
-    """Converts a source's rows or batches of one piece to Arrow batches with channel and sequence."""
-
-    # Spark's own conversion of rows cuts 1.5 to 1, makes a text of any value, and its errors name neither
-    # field nor source.
-    def __init__(self, fields: T.StructType, channel: int, place: int) -> None:
-        self._writer, self._types = RowWriter.of(fields), T.StructType([*fields, *_PLACE])
-        self._required = [field for field in fields if not field.nullable or has_required(field.dataType)]
-        self._channel, self._place = channel, place
-        self._held: list[Any] = []
-
-    def of(self, one: Any) -> list[pa.RecordBatch]:
-        """Take a record, a batch, or the end marker; return the batches that are complete."""
-        if isinstance(one, pa.RecordBatch):
-            before, made = self._flush(), self._add_control_columns(one)
-            # For rows the row writer checks this.
-            for batch, required in itertools.product(made, self._required):
-                if missing := first_missing(required, batch.column(required.name)):
-                    raise ValueError(f"it yielded a wrong value: {missing}, in row {missing.row} of a batch")
-            return [*before, *made]
-        if one is _NO_MORE:
-            return self._flush()
-        self._held.append(one)
-        return self._flush() if len(self._held) == _HELD_ROWS else []
-
-    def _flush(self) -> list[pa.RecordBatch]:
-        held, self._held = self._held, []
-        if not held:
-            return []
-        try:
-            columns = self._writer.write(held)
-        except OutputError as error:
-            raise ValueError(f"it {str(error).replace('emitted', 'yielded', 1)}") from None
-        return self._add_control_columns(
-            pa.RecordBatch.from_arrays(columns, names=self._types.names[: -len(_PLACE)])
-        )
-
-    def _add_control_columns(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Return a batch cast to the schema's types, followed by the control columns."""
-        first, self._place = self._place, self._place + batch.num_rows
-        if not batch.num_rows:
-            return []
-        schema = arrow_schema(self._types)
-        own = [cast_to_field(batch.column(one.name), one) for one in list(schema)[: -len(_PLACE)]]
-        channel = np.full(batch.num_rows, self._channel, np.int64)
-        control = [channel, np.arange(first, self._place, dtype=np.int64)]
-        return [pa.RecordBatch.from_arrays([*own, *map(pa.array, control)], schema=schema)]
 
 
 @contextmanager
@@ -841,36 +663,25 @@ def name_failures(uid: str, method: str) -> Iterator[None]:
             f"{method}() of source '{uid}' failed", why=f"{type(error).__name__}: {error}"
         ) from error
     except USER_ERRORS as error:
-        what = {
-            "uid": uid,
-            "what": f"{method}() of source '{uid}'",
-            "error": f"{type(error).__name__}: {error}",
-        }
-        raise RuntimeError(f"{USER_FUNCTION_MARKER} {json.dumps(what)}") from error
+        what, says = f"{method}() of source '{uid}'", f"{type(error).__name__}: {error}"
+        facts = json.dumps({"uid": uid, "what": what, "error": says})
+        raise RuntimeError(f"{USER_FUNCTION_MARKER} {facts}") from error
 
 
-class SplitDataSource(DataSource):
-    """Base of the classes that :func:`data_source_of` creates."""
-
-    _format: str
-    _source: SplitSource
-    _folder: str
-    _control_path: str
-
-    @classmethod
-    def name(cls) -> str:
-        return cls._format
-
-    def schema(self) -> T.StructType:
-        return T.StructType([T.StructField(C.PIECE, T.StringType())])
-
-    def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
-        return adapt_reader(SplitStreamReader(self._source, self._folder, self._control_path))
-
-
-def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[SplitDataSource]:
+def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[DataSource]:
     """Return a DataSource class for a source, to register with Spark."""
-    # The class holds the source. An option would show it in query plans.
-    own = {"_format": source._fs_format, "_source": source, "_folder": folder, "_control_path": control_path}
-    # Not importable, so that cloudpickle serialises the class by value.
-    return type("SplitDataSourceOf", (SplitDataSource,), {**own, "__module__": "__main__"})
+
+    # The class holds the source: an option would show it in query plans. It is local, and so not importable:
+    # cloudpickle serialises it by value.
+    class SplitDataSource(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return source._fs_format
+
+        def schema(self) -> T.StructType:
+            return T.StructType([T.StructField(C.PIECE, T.StringType())])
+
+        def streamReader(self, schema: T.StructType) -> DataSourceStreamReader:
+            return adapt_reader(SplitStreamReader(source, folder, control_path))
+
+    return SplitDataSource

@@ -5,22 +5,16 @@ The lifecycle, the order of calls, and an example over SQLite are in `docs/two-p
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import copy
-import datetime
-import decimal
 import enum
-import hashlib
 import json
 import logging
-import math
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 from pyspark import cloudpickle
@@ -29,7 +23,9 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.checkpoint.failures import RepeatableUserError
 from flinkish_spark.connectors.buffer import require_bufferable
+from flinkish_spark.connectors.record_values import record_as_json, records_of, to_utc
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.connectors.staged_ids import TransactionName
 from flinkish_spark.contracts.sink import (
     Committer,
     CompletedCheckpoint,
@@ -351,106 +347,7 @@ def _why_not_serialisable(value: object) -> Exception | None:
     return None
 
 
-#: At most 130 characters, so that it can be the name of a file, a table's key or a global transaction id.
-_NAME = re.compile(r"flinkish-([0-9a-f]{32})-([0-9a-f]{8})-(\d{1,18})-(\d{1,18})-(\d{1,9})-(\d{1,18})")
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class TransactionName:
-    """Name of a task attempt's transaction: job, sink, owner epoch, block, task, attempt."""
-
-    job: JobUuid
-    #: Eight hex digits made from the sink's uid, see :meth:`mark_of`.
-    sink: str
-    owner_epoch: OwnerEpoch
-    #: Leased for the micro-batch; reused only after its receipt.
-    block: int
-    task: int
-    #: Spark's task attempt id, which is unique in its application. The attempt number is not: it starts at 0
-    #: again when a stage runs again while old tasks still write.
-    attempt: int
-
-    def __str__(self) -> str:
-        parts = (self.owner_epoch, self.block, self.task, self.attempt)
-        return self.prefix(self.job, self.sink) + "-".join(map(str, parts))
-
-    @staticmethod
-    def mark_of(uid: str) -> str:
-        return hashlib.sha256(uid.encode()).hexdigest()[:8]
-
-    @staticmethod
-    def prefix(job: JobUuid, sink: str) -> str:
-        return f"flinkish-{job}-{sink}-"
-
-    @classmethod
-    def parse(cls, text: str) -> TransactionName | None:
-        match = _NAME.fullmatch(text)
-        if match is None:
-            return None
-        job, sink, owner, block, task, attempt = match.groups()
-        return cls(JobUuid(job), sink, OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
-
-
-def to_utc(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return a batch with timestamps in UTC instead of the session's time zone."""
-    columns = []
-    for column in batch.columns:
-        wanted = _to_utc_type(column.type)
-        columns.append(column if wanted == column.type else column.cast(wanted))
-    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
-
-
-def _to_utc_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_struct(kind):
-        return pa.struct([f.with_type(_to_utc_type(f.type)) for f in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_to_utc_type(kind.value_type)))
-    if pa.types.is_map(kind):
-        item = kind.item_field.with_type(_to_utc_type(kind.item_type))
-        return pa.map_(kind.key_field.with_type(_to_utc_type(kind.key_type)), item)
-    return kind
-
-
-def records_of(batch: pa.RecordBatch) -> Iterator[Row]:
-    from flinkish_spark.types.to_python import to_values
-
-    # A Row of names makes rows with these fields; unlike Row(**fields) it takes any name.
-    make = Row(*batch.schema.names)
-    columns = [to_values(column) for column in batch.columns]
-    for values in zip(*columns, strict=True):
-        yield make(*values)
-
-
-def record_as_json(record: Row) -> str:
-    """Return a record as a JSON object, so that it can be read and repaired."""
-    # Decimals, NaN and infinities are strings, timestamps and dates ISO 8601, binary values base64.
-    fields = zip(record.__fields__, record, strict=True)
-    return json.dumps({name: _plain(value) for name, value in fields}, ensure_ascii=False)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, datetime.datetime | datetime.date | datetime.time):
-        return value.isoformat()
-    if isinstance(value, bytes | bytearray):
-        return base64.b64encode(value).decode("ascii")
-    if isinstance(value, decimal.Decimal):
-        return str(value)
-    if isinstance(value, Mapping):
-        keys = (key if isinstance(key, str) else json.dumps(key) for key in map(_plain, value))
-        return {key: _plain(item) for key, item in zip(keys, value.values(), strict=True)}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
-
-
 LOG = logging.getLogger(__name__)
-_T = TypeVar("_T")
 #: Columns of a task's output: one row with its report; with Refusals.KEEP also a row per refused record.
 REPORT, REASON, RECORD = "report", "reason", "record"
 #: Longest reason in a dead letter; the text comes from the user's sink, and may quote the record.

@@ -48,6 +48,7 @@ from flinkish_spark.protocol.ids import (
     Lineage,
     OwnerEpoch,
     Place,
+    is_left_over,
 )
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
@@ -84,11 +85,8 @@ class SinkContext:
         return self.place.folder
 
     def is_left_over(self, owner_epoch: OwnerEpoch, block: int, running: frozenset[int]) -> bool:
-        """Return whether the data that an owner of the job staged in a block will never be decided.
-
-        Data of a newer owner is never left over, even if this process believes that it owns the job.
-        """
-        return owner_epoch < self.owner_epoch or (owner_epoch == self.owner_epoch and block not in running)
+        """Return whether the data that an owner of the job staged in a block will never be decided."""
+        return is_left_over(owner_epoch, block, self.owner_epoch, running)
 
     def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
         """Raise AnotherTimelineError unless a mark was left by this job directory."""

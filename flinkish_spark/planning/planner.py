@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import reduce
 from itertools import takewhile
 from typing import Any
 
-from pyspark import cloudpickle
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge.plans import UPDATE, calls_python, name_chain, name_scan, native_parts
+from flinkish_spark.bridge.plans import UPDATE, calls_python, name_scan, native_parts
 from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.connectors.control_source import load_control
 from flinkish_spark.contracts.calls import NO_PLACE, CallPlace, Stream
@@ -50,17 +49,7 @@ from flinkish_spark.planning.sent_columns import (
     make_keyed_input,
     make_source_input,
 )
-from flinkish_spark.planning.sink_rows import (
-    DeferredPass,
-    PlannedJob,
-    PlannedSink,
-    SinkPart,
-    TaggedStream,
-    find_fields,
-    make_sink_workers,
-    plan_functions_before_sink,
-    tag,
-)
+from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, TaggedStream
 from flinkish_spark.planning.stream_graph import (
     Base,
     Input,
@@ -80,6 +69,7 @@ from flinkish_spark.planning.stream_graph import (
     find_scans,
     find_upstreams,
 )
+from flinkish_spark.planning.stream_union import StreamUnion
 from flinkish_spark.planning.times import SourceMarkers, find_reporters, plan_times
 from flinkish_spark.planning.transforms import (
     LookupTransform,
@@ -124,9 +114,6 @@ from flinkish_spark.types.schemas import check_field_names
 #   by micro-batch (`_find_numbering`).
 # - Fields, their names, and types of keys.
 
-#: A deferred pass is sent with each micro-batch, so it may not be larger than this; larger functions, such
-#: as models, are sent once with the streaming query. From this size on Spark broadcasts a function.
-_MOST_PICKLED = 1 << 20
 #: The control source has one channel.
 SOURCE_CHANNELS = frozenset({0})
 
@@ -157,12 +144,9 @@ class Planner:
         self._planned: dict[_Place, PlannedStream] = {}
         self._operators: dict[str, OperatorShape] = {}
         self._read: dict[str, T.StructType] = {}
-        #: By chain: the plan of an operator that shares tasks with others.
-        self._shared: dict[str, TaggedStream] = {}
         #: By chain: the outputs after its operators, if they form a line.
         self._lines: dict[str, Mapping[int, TaggedStream]] = {}
-        #: The streams of the tagged union, in order.
-        self._ends: dict[Chain, TaggedStream] = {}
+        self._union = StreamUnion(spark)
         self._in_arrow: set[StreamNode] = set()
         #: Paths that are branches of one scan, by operator and input.
         self._branches: list[tuple[tuple[str, str], ...]] = []
@@ -183,8 +167,8 @@ class Planner:
         for group in self._logical.groups:
             self._plan_group(group)
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
-        union = self._unite_ends({part.stream for sink in sinks for part in sink.parts if part.needs_places})
-        deferred = self._plan_deferred_pass(sinks)
+        union = self._union.unite({part.stream for sink in sinks for part in sink.parts if part.needs_places})
+        deferred = self._union.plan_deferred_pass(sinks)
         time = plan_times(self._logical, self.plan_stream)
         bundlings = {
             uid: self._make_bundling(shape.max_parallelism) for uid, shape in self._operators.items()
@@ -192,7 +176,7 @@ class Planner:
         return PlannedJob(
             union,
             tuple(sinks),
-            tuple(self._ends),
+            self._union.chains,
             self._operators,
             replace(time, bundlings=bundlings),
             tuple(self._recorded_functions.recordings.values()),
@@ -215,7 +199,7 @@ class Planner:
     def _plan_sinks(self) -> Iterator[PlannedSink]:
         for node in self._graph.sinks:
             ends = self._logical.ends[node.uid]
-            parts = [self._make_part(self._plan_end(end, node.uid), end.chain) for end in ends]
+            parts = [self._union.add(end.chain, self._plan_end(end, node.uid)) for end in ends]
             schema = parts[0][1]
             for _, other in parts[1:]:
                 check_same_fields(schema, other, f"the sink '{node.uid}'")
@@ -230,63 +214,8 @@ class Planner:
                 moved = self._beginning.position_source(source, chain, source.uid)
                 for side in moved.side_outputs(self._spark, source.uid, self._place, peers):
                     letters = RecordStream(source.uid, side.frame, Origins(), self._barriers, SOURCE_CHANNELS)
-                    part, schema = self._make_part(self._add_barriers([letters], chain), chain)
+                    part, schema = self._union.add(chain, self._add_barriers([letters], chain))
                     yield PlannedSink(side.uid, side.sink, schema, (part,), len(self._reporters))
-
-    def _unite_ends(self, asked: set[int]) -> DataFrame:
-        """Return the union of the ends of all chains; records of the streams `asked` keep their sequence."""
-        ends, frames = list(self._ends.items()), []
-        for index, (chain, stream) in enumerate(ends):
-            shown = [at for at, (_, other) in enumerate(ends) if other.frame is stream.frame]
-            if index != shown[0]:
-                continue
-            beside = [C.SEQUENCE] if asked.intersection(shown) else []
-            frames.append(name_chain(tag(stream, index, beside, self._find_streams(shown)), chain))
-        return reduce(partial(DataFrame.unionByName, allowMissingColumns=True), frames)
-
-    def _find_streams(self, shown: Sequence[int]) -> list[int]:
-        """Return the stream of each output, if several operators share one frame."""
-        ends = list(self._ends.items())
-        chain, stream = ends[shown[0]]
-        if chain.name not in self._shared:
-            return []
-        first = {self._shared[ends[at][0].name].side: at for at in shown}
-        found: list[int] = []
-        for output in range(len(stream.outputs)):
-            # An output without a reader may belong to any stream.
-            found.append(first[output] if output in first else found[-1])
-        return found
-
-    def _plan_deferred_pass(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
-        """Return the last pass of the plan, if it makes the rows of all sinks."""
-        (chain, first), *others = self._ends.items()
-        made = None if first.by_workers is None else C.find_pass(first.by_workers)
-        if made is None or any(other.by_workers is not first.by_workers for _, other in others):
-            return None
-        given, worker = made
-        streams, by_side = list(self._ends.values()), self._find_streams(range(len(self._ends)))
-        workers = {sink.uid: make_sink_workers(sink, streams, by_side) for sink in sinks}
-        of_sinks = {uid: own for uid, own in workers.items() if own is not None}
-        size = len(cloudpickle.dumps((worker, of_sinks)))  # type: ignore[no-untyped-call]
-        if len(of_sinks) < len(workers) or size > _MOST_PICKLED:
-            return None
-        named = name_scan(given, ScanRole.RECORDS, first.source) if first.source else given
-        return DeferredPass(name_chain(named, chain), worker, of_sinks)
-
-    def _make_part(self, tagged: TaggedStream, chain: Chain) -> tuple[SinkPart, T.StructType]:
-        frame = self._ends.setdefault(chain, replace(tagged, transforms=())).frame
-        fields, places = tuple(tagged.schema.names), find_fields(tagged)
-        own = tagged.outputs[tagged.side] if tagged.outputs else fields
-        named_by = next(i for i, end in enumerate(self._ends.values()) if end.frame is frame)
-        columns = tuple(f"s{named_by}_{places.index(name)}" for name in own)
-        side = tagged.side if tagged.outputs else None
-        index = list(self._ends).index(chain)
-        part = SinkPart(index, columns, fields, tagged.channels, tagged.transforms, side)
-        if not tagged.transforms:
-            return part, tagged.schema
-        schema, one_pass = plan_functions_before_sink(self._spark, tagged.transforms, tagged.schema, columns)
-        check_field_names(schema, "the result of a transform")
-        return replace(part, one_pass=one_pass), schema
 
     def _plan_end(self, end: ChainEnd, sink: str) -> TaggedStream:
         """Return the end of a chain: an operator's output, or the records of all paths from sources."""
@@ -525,8 +454,8 @@ class Planner:
     # -- keyed operators ----------------------------------------------------------------------------------
 
     def _plan_keyed(self, node: KeyedNode, chain: Chain, names: tuple[str, ...]) -> TaggedStream:
-        if chain.name in self._shared:
-            return self._shared[chain.name]
+        if chain.name in self._union.shared:
+            return self._union.shared[chain.name]
         given, rest = list[KeyedInput](), list(names)
         for number, upstream in enumerate(find_upstreams(node)):
             own = tuple(rest.pop(0) for _ in find_scans(upstream.base))
@@ -651,7 +580,7 @@ class Planner:
             self._make_parts(operator, chain, [one for _, one in sorted(own, key=lambda known: known[0])])
             for (operator, chain), own in zip(group.members, inputs, strict=True)
         ]
-        self._shared |= zip(
+        self._union.shared |= zip(
             (chain.name for _, chain in group.members), self._plan_operators(parts), strict=True
         )
 

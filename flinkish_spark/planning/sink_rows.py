@@ -43,18 +43,10 @@ from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Worker
-from flinkish_spark.transport.key_hash import can_hash
-from flinkish_spark.transport.sink_rows import (
-    CONTROL,
-    PACKED,
-    PackBatches,
-    SinkFanOut,
-    ToSinkRows,
-    UnpackBatches,
-)
+from flinkish_spark.transport.sink_rows import CONTROL, PACKED, PackBatches, SinkFanOut, UnpackBatches
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
-from flinkish_spark.types.schemas import PREFIX, check_field_names
+from flinkish_spark.types.schemas import check_field_names
 
 #: Identify a record in its stream for a recorded function.
 _PLACE = (C.CHANNEL, C.SEQUENCE)
@@ -383,36 +375,6 @@ class SinkWorkers:
         return len(self.workers) > 1
 
 
-def make_sink_workers(
-    sink: PlannedSink, streams: Sequence[TaggedStream], by_side: Sequence[int]
-) -> SinkWorkers | None:
-    """Return the workers that make a sink's rows from its stream; None if Spark computes some of them.
-
-    `by_side` is the stream of each output, if there are several streams.
-    """
-    part, fields = sink.parts[0], sink.schema
-    stream = streams[part.stream]
-    # Spark hashes the columns of all outputs; a null does not change a hash, except of types without a hash.
-    hashed = (*fields, *(one for one in stream.frame.schema if not one.name.startswith(PREFIX)))
-    if len(sink.parts) > 1 or not all(can_hash(one.dataType) for one in hashed):
-        return None
-    # A sink of a side output reads a part of the main output's stream.
-    in_stream = find_fields(stream)
-    names = tuple(in_stream[int(column.rpartition("_")[2])] for column in part.columns)
-    sides = frozenset(side for side, own in enumerate(by_side) if own == part.stream) if by_side else None
-    if not part.transforms:
-        rows = ToSinkRows(fields, names, part.side, sides)
-        return SinkWorkers((rows,), rows.columns)
-    if (functions := part.functions) is None:
-        return None
-    # Named as in the union, since the functions expect these names.
-    kinds = stream.frame.schema
-    in_union = [T.StructField(n, kinds[own].dataType) for n, own in zip(part.columns, names, strict=True)]
-    given = ToSinkRows(T.StructType(in_union), names, part.side, sides, has_hash=False)
-    rows = ToSinkRows(fields, functions.outputs, second=C.HASH)
-    return SinkWorkers((given, *functions.workers, rows), rows.columns)
-
-
 @dataclass(frozen=True)
 class DeferredPass:
     """The end of the streaming query, and the workers that make the sinks' rows from it.
@@ -566,30 +528,3 @@ class PlannedJob:
 
     #: Fields of each source's records, by its uid.
     read: Mapping[str, T.StructType] = field(default_factory=dict)
-
-
-def find_fields(stream: TaggedStream) -> list[str]:
-    control = {*C.CONTROL, C.SIDE, C.TIME}
-    return [name for name in stream.frame.columns if name not in control]
-
-
-def tag(
-    stream: TaggedStream, index: int, beside: Sequence[str] = (), by_side: Sequence[int] = ()
-) -> DataFrame:
-    """Give a stream's columns names of their own in the union, and each record its hash."""
-    names = find_fields(stream)
-    columns = [F.col(quote_name(name)) for name in names]
-    types = stream.frame.schema
-    hashed = F.xxhash64(*[hashable(c, types[n].dataType) for c, n in zip(columns, names, strict=True)])
-    is_record = F.col(C.KIND) == int(C.Kind.RECORD)
-    return stream.frame.select(
-        C.KIND,
-        C.CHECKPOINT,
-        C.CHANNEL,
-        # The second number of a report; for a barrier it has no meaning.
-        F.when(is_record, hashed).otherwise(F.col(C.SEQUENCE)).alias(C.HASH),
-        (F.get(F.array(*map(F.lit, by_side)), F.col(C.SIDE)) if by_side else F.lit(index)).alias(C.STREAM),
-        *([C.SIDE] if stream.outputs else []),
-        *beside,
-        *[column.alias(f"s{index}_{i}") for i, column in enumerate(columns)],
-    )

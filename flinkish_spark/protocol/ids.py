@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -135,6 +136,16 @@ class TransactionalId:
             return None
         job, owner, block, task, attempt = match.groups()
         return cls(JobUuid(job), OwnerEpoch(int(owner)), int(block), int(task), int(attempt))
+
+
+def is_left_over(
+    owner_epoch: OwnerEpoch, block: int, newest_owner: OwnerEpoch, running: Collection[int]
+) -> bool:
+    """Return whether the data that an owner of the job staged in a block will never be decided.
+
+    Data of a newer owner is never left over, even if the newest one known believes that it owns the job.
+    """
+    return owner_epoch < newest_owner or (owner_epoch == newest_owner and block not in running)
 
 
 class CheckpointPurpose(Choice):

@@ -26,13 +26,8 @@ from flinkish_spark.state.evolution import (
     read_value_types,
     types_text,
 )
-from flinkish_spark.state.key_group import (
-    TIMERS,
-    describe_group,
-    infer_layout,
-    inline_base,
-    read_tables,
-)
+from flinkish_spark.state.group_values import describe_group, inline_base, read_tables
+from flinkish_spark.state.key_group import TIMERS, infer_layout
 from flinkish_spark.state.savepoint_files import state_in
 from flinkish_spark.types.arrow_types import spark_type
 

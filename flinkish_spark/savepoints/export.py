@@ -29,7 +29,7 @@ from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
 from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
-from flinkish_spark.state.key_group import describe_group, inline_base, unbundle_groups
+from flinkish_spark.state.group_values import describe_group, inline_base, unbundle_groups
 from flinkish_spark.state.savepoint_files import ROWS_AT_ONCE
 from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, ROUTE
 from flinkish_spark.transport.routing import PLACE_BITS, Routing

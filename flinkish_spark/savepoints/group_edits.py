@@ -32,17 +32,19 @@ from flinkish_spark.savepoints.written_files import write_state_file
 from flinkish_spark.state.codec import ALIVE, HASH, TIME, TOUCHES, StateValueError, TableLayout
 from flinkish_spark.state.columnar import next_due_of
 from flinkish_spark.state.evolution import StateMismatch
+from flinkish_spark.state.group_values import (
+    change_group,
+    change_partition,
+    describe_group,
+    kind_of,
+    read_tables,
+)
 from flinkish_spark.state.key_group import (
     STATE_SECTION,
     TIMERS,
     GroupLayout,
     GroupState,
     NoBases,
-    change_group,
-    change_partition,
-    describe_group,
-    kind_of,
-    read_tables,
 )
 from flinkish_spark.state.keyed_states import KeyedStates
 from flinkish_spark.state.operator_state import BROADCAST_KIND

@@ -86,7 +86,8 @@ from flinkish_spark.savepoints.seeds import layout_of, remove_below
 from flinkish_spark.state.base_files import bases_of
 from flinkish_spark.state.codec import FrameError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import BROADCAST, LISTS, STATE_SECTION, TIMERS
+from flinkish_spark.state.group_values import BROADCAST, LISTS
+from flinkish_spark.state.key_group import STATE_SECTION, TIMERS
 from flinkish_spark.types.arrow_types import spark_type
 
 _AT_ONCE = 16

@@ -35,7 +35,8 @@ from flinkish_spark.savepoints.group_edits import Edit, EditedPartition, EditedS
 from flinkish_spark.savepoints.written_files import DueTimers
 from flinkish_spark.state.codec import HASH, TOUCHED, Expiry, SlotForm, TableLayout, timer_layout
 from flinkish_spark.state.evolution import flatten_types, read_value_types
-from flinkish_spark.state.key_group import PREFIXES, STATE_SECTION, read_tables
+from flinkish_spark.state.group_values import PREFIXES, read_tables
+from flinkish_spark.state.key_group import STATE_SECTION
 from flinkish_spark.state.operator_state import BROADCAST_KIND
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.ddl import quote_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
@@ -13,169 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from flinkish_spark.core.elements import MAX_WATERMARK_MS, Progress, TimeDomain, Timer
-from flinkish_spark.protocol.key_groups import Bundling
+from flinkish_spark.core.elements import Progress, TimeDomain, Timer
 from flinkish_spark.state import codec
 from flinkish_spark.state.base_files import Bases
 from flinkish_spark.state.columnar import DUE, ColumnarState, DueTable, due_clock
-from flinkish_spark.state.evolution import StateMismatch, evolve, types_text
+from flinkish_spark.state.evolution import StateMismatch, evolve
 from flinkish_spark.state.keyed_states import KeyedStates, to_undeclared_error
-from flinkish_spark.state.layered import KeyIndex, LayeredTable, note_changes_in_place
-from flinkish_spark.state.operator_state import BROADCAST_KIND, LIST_KIND, pack_tables
-from flinkish_spark.state.timers import TimerQueue, Timers
-
-Array = np.ndarray[Any, Any]
+from flinkish_spark.state.layered import Array, KeyIndex, LayeredTable, note_changes_in_place
+from flinkish_spark.state.timers import StoredTimers, TimerQueue, Timers
 
 _NONE: Array = np.empty(0, dtype=np.int64)
-_NO_PLACE = -1
 
 #: Prefixes of section names: timers by clock, states by name.
 TIMERS = "timers/"
 STATE_SECTION = "state/"
-
-
-class StoredTimers:
-    """The stored timers, in a table per clock."""
-
-    def __init__(
-        self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
-    ) -> None:
-        self._tables = tables
-        self.registered = dict(registered)
-        #: The hash of each key of the selected timers.
-        self.hash_of: dict[Any, int] = {}
-
-    def living(self, domain: TimeDomain) -> tuple[Array, Array]:
-        """Return times and hashes of a clock's timers, as arrays."""
-        table = self._tables[domain]
-        if not len(table):
-            return _NONE, _NONE
-        living = table.delta.filter(table.delta.column(codec.ALIVE))
-        times, hashes = (living.column(name).to_numpy() for name in (codec.TIME, codec.HASH))
-        if table.base is None:
-            return times, hashes
-        # A fired or deleted timer stays in the base until the next base; a row of the delta has its place.
-        covered = table.delta.column("value_1").drop_null().to_numpy()
-        kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
-        below = [table.base.column(name).to_numpy()[kept] for name in (codec.TIME, codec.HASH)]
-        return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
-
-    def due(self, domain: TimeDomain, limit_ms: int) -> Array:
-        times, hashes = self.living(domain)
-        return hashes[times <= limit_ms]
-
-    def select(self, hashes: Array) -> dict[TimeDomain, TimerQueue]:
-        """Return the timers of keys with these hashes (sorted, unique)."""
-        queues = {}
-        for domain, table in self._tables.items():
-            found = table.select(hashes)
-            self.hash_of.update((timer.key, row.hash) for timer, row in found.items())
-            stored = {timer: row.value[0] for timer, row in found.items()}
-            queues[domain] = TimerQueue(stored, self.registered[domain])
-        return queues
-
-    def replace(
-        self,
-        queues: Mapping[TimeDomain, TimerQueue],
-        hash_of: Mapping[Any, int],
-        with_entries: Mapping[TimeDomain, Container[Timer]] = MappingProxyType({}),
-    ) -> None:
-        """Store the timers of queues, except those that are stored with their entries."""
-        for domain, queue in queues.items():
-            self.registered[domain] = queue.registered
-            stored = self._tables[domain]
-            in_base = stored.in_base
-            own = with_entries.get(domain, ())
-            new, gone = queue.find_new(own), queue.find_gone(own)
-            below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
-            values = list(zip(new.values(), below, strict=True))
-            rows = codec.rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
-            for timer in gone.keys() & in_base.keys():
-                value = (gone.pop(timer), in_base[timer].value[0])
-                rows[timer] = codec.Row(timer, value, hash_of[timer.key], alive=False)
-            stored.replace(rows, gone)
-
-    def set_single_timers(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
-        """Replace all timers of keys by one each; called after :meth:`replace`."""
-        table = self._tables[domain]
-        rows = _TimerRows.of(table, index, where)
-        wanted = where & (times_ms < MAX_WATERMARK_MS)
-        # Places of the wanted timers among those of each layer.
-        is_same = rows.times_ms == times_ms[rows.keys]
-        is_kept = is_same & rows.is_living & wanted[rows.keys]
-        has = np.zeros(len(index), dtype=bool)
-        has[rows.keys[is_kept]] = True
-        new = np.flatnonzero(wanted & ~has)
-        below = rows.is_in_base
-        in_base = np.full(len(index), _NO_PLACE)
-        again = np.flatnonzero(below & is_same & wanted[rows.keys])
-        in_base[rows.keys[again]] = rows.places[again]
-        # Mark base timers as removed unless they are the wanted timer at an unchanged place.
-        goes = np.flatnonzero(below & ~(is_same & wanted[rows.keys]))
-        stays_above = ~below & is_kept
-        gone_above = rows.rows[~below & ~stays_above]
-        if not len(new) and not len(goes[rows.is_living[goes]]) and not len(gone_above):
-            return
-        # Rows that marked base timers as removed are deleted with the others and written again.
-        places = np.concatenate([np.arange(len(new)) + self.registered[domain], rows.places[goes]])
-        self.registered[domain] += len(new)
-        covered = np.concatenate([in_base[new], rows.places[goes]])
-        numbers = np.concatenate([new, rows.keys[goes]])
-        own_ms = np.concatenate([times_ms[new], rows.times_ms[goes]])
-        alive = np.arange(len(numbers)) < len(new)
-        taken, nothing = pa.array(numbers), pa.nulls(len(numbers), pa.int64())
-        columns = {
-            codec.HASH: pa.array(index.hashes[numbers]),
-            codec.TIME: pa.array(own_ms, pa.int64()),
-            "value_0": pa.array(places, pa.int64()),
-            "value_1": pa.array(covered, pa.int64(), mask=covered == _NO_PLACE),
-            codec.ALIVE: pa.array(alive),
-        } | {
-            f"key_{at}": column.take(taken).cast(kind)
-            for at, (column, kind) in enumerate(zip(index.keys, table.layout.keys, strict=True))
-        }
-        schema = table.layout.schema
-        arrays = [columns.get(field.name, nothing) for field in schema]
-        table.put_rows(pa.RecordBatch.from_arrays(arrays, schema=schema), gone_above)
-
-
-@dataclass(frozen=True)
-class _TimerRows:
-    #: Number of the key, time, and place in the order of registration.
-    keys: Array
-    times_ms: Array
-    places: Array
-    #: The place of each row in its layer.
-    rows: Array
-    #: Whether the row is in the base, and whether its timer exists.
-    is_in_base: Array
-    is_living: Array
-
-    @staticmethod
-    def of(table: LayeredTable, index: KeyIndex, where: Array) -> _TimerRows:
-        hashes = np.unique(index.hashes[where])
-        parts = []
-        for layer in table.layers:
-            places = codec.find_places(layer, hashes)
-            parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
-        stored = pa.concat_batches([own for own, _, _ in parts])
-        rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
-        keys = [
-            pa.concat_arrays([column, stored.column(f"key_{at}").cast(column.type)])
-            for at, column in enumerate(index.keys)
-        ]
-        both = KeyIndex.of(np.concatenate([index.hashes, stored.column(codec.HASH).to_numpy()]), keys)
-        number = np.full(len(both), _NO_PLACE)
-        number[both.of_row[: len(index)]] = np.arange(len(index))
-        found = number[both.of_row[len(index) :]]
-        times, registered = (stored.column(name).to_numpy() for name in (codec.TIME, "value_0"))
-        above = stored.column("value_1")
-        covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
-        alive = stored.column(codec.ALIVE).to_numpy(zero_copy_only=False).astype(bool)
-        is_living = np.where(is_base, ~np.isin(registered, covered), alive)
-        # Leave out timers of windows, and of other keys with the same hash.
-        own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
-        return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))
 
 
 @dataclass(frozen=True)
@@ -275,7 +126,7 @@ class GroupState:
         given_up = [name for name in sorted(layout.dropped) if STATE_SECTION + name in {*delta, *base}]
         #: Entries of dropped states, for the last time: they are not stored again.
         self.given_up = {
-            name: _merge_layers(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
+            name: merge_layers(name, base.get(STATE_SECTION + name), delta.get(STATE_SECTION + name))
             for name in given_up
         }
         #: Whether the base has to be rewritten. A dropped state in it would come back if a state of its name
@@ -515,13 +366,13 @@ class GroupState:
 
     def _frame(self, batches: Mapping[str, pa.RecordBatch], base: codec.BaseRef | None) -> bytes:
         registered = {domain.value: count for domain, count in self.timers.registered.items() if count}
-        owner = _encode_owner(self._layout.uid, registered, base, self._former)
+        owner = encode_owner(self._layout.uid, registered, base, self._former)
         sections: dict[str, bytes | memoryview] = {codec.OWNER: owner}
         sections.update({name: codec.table_bytes(batch) for name, batch in batches.items() if batch.num_rows})
         return codec.pack_frame(sections)
 
 
-def _encode_owner(
+def encode_owner(
     uid: str,
     registered: Mapping[str, int],
     base: codec.BaseRef | None = None,
@@ -568,126 +419,7 @@ def _read(
         raise codec.FrameError(f"the section {name!r} is damaged: {error}") from error
 
 
-def bundle_groups(layout: GroupLayout, values: Sequence[bytes]) -> bytes:
-    groups = [GroupState(layout, value, NoBases()) for value in values]
-    if len(values) == 1:
-        return values[0]
-    bundle = GroupState(layout, None, NoBases())
-    for group in groups:
-        bundle.add_group(group)
-    return bundle.dump_whole()
-
-
-#: Prefixes for states without keys, which may have the names of keyed states.
-BROADCAST, LISTS = "broadcast/", "lists/"
-PREFIXES = {BROADCAST_KIND: BROADCAST, LIST_KIND: LISTS}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
-    owner: str
-    types: Mapping[str, str]
-
-
-def describe_group(value: bytes | memoryview, operator: str | None = None) -> StoredGroup:
-    """Check a whole value, and its owner if given; return the owner and the types of its states."""
-    sections = codec.unpack_frame(value)
-    owner = str(codec.read_owner(sections).get("uid", ""))
-    if operator not in (None, owner):
-        raise StateMismatch(f"state of {owner!r} is where that of {operator!r} has to be")
-    types = {}
-    for name, payload in sections.items():
-        if name != codec.OWNER:
-            table = codec.read_table(name, payload)
-            if name.startswith(STATE_SECTION):
-                types[name.removeprefix(STATE_SECTION)] = types_text(table.schema)
-    return StoredGroup(owner, types)
-
-
-def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
-    """Return the tables of a whole value by section."""
-    sections = codec.unpack_frame(value)
-    prefix = PREFIXES.get(codec.read_owner(sections).get("kind", ""), STATE_SECTION)
-    return {
-        prefix + name.removeprefix(STATE_SECTION)
-        if name.startswith(STATE_SECTION)
-        else name: codec.read_table(name, payload)
-        for name, payload in sections.items()
-        if name != codec.OWNER
-    }
-
-
-def kind_of(value: bytes | memoryview) -> str | None:
-    kind = codec.read_owner(codec.unpack_frame(value)).get("kind")
-    return None if kind is None else str(kind)
-
-
-def change_partition(
-    value: bytes | memoryview | None, owner: str, kind: str | None, changes: Mapping[str, pa.RecordBatch]
-) -> bytes | None:
-    found = kind if value is None else kind_of(value)
-    if found is None or kind not in (None, found):
-        raise StateMismatch(f"operator {owner!r} keeps {found or 'keyed state'} where {kind} was to be")
-    stored = {} if value is None else read_tables(value)
-    tables = {name.removeprefix(PREFIXES[found]): table for name, table in stored.items()} | dict(changes)
-    if not any(table.num_rows for table in tables.values()):
-        return None
-    return pack_tables(owner, found, tables)
-
-
-def change_group(
-    value: bytes | memoryview | None, owner: str, changes: Mapping[str, pa.RecordBatch]
-) -> bytes | None:
-    """Return a whole value with some sections replaced, and perhaps another owner."""
-    frame = {} if value is None else codec.unpack_frame(value)
-    registered = codec.read_owner(frame).get("registered", {})
-    sections: dict[str, bytes | memoryview] = {
-        name: part for name, part in frame.items() if name != codec.OWNER
-    }
-    for name, table in changes.items():
-        sections.pop(name, None)
-        if table.num_rows:
-            sections[name] = codec.table_bytes(table)
-        if name.startswith(TIMERS):
-            # The places of the new timers count from 0.
-            clock = name.removeprefix(TIMERS)
-            registered[clock] = max(registered.get(clock, 0), table.num_rows)
-    if not sections:
-        return None
-    return codec.pack_frame({codec.OWNER: _encode_owner(owner, registered), **sections})
-
-
-def unbundle_groups(value: bytes, owner: str, bundling: Bundling) -> dict[int, bytes]:
-    """Split the whole value of a bundle into its key groups; those without state are left out."""
-    found: dict[int, dict[str, bytes | memoryview]] = {}
-    for name, table in read_tables(value).items():
-        groups = np.mod(table.column(codec.HASH).to_numpy(), bundling.key_groups)
-        for group in np.unique(groups).tolist():
-            found.setdefault(group, {})[name] = codec.table_bytes(table.filter(pa.array(groups == group)))
-    # Places in the order of registration stay those of the bundle.
-    owned = _encode_owner(owner, codec.read_owner(codec.unpack_frame(value)).get("registered", {}))
-    return {group: codec.pack_frame({codec.OWNER: owned, **own}) for group, own in sorted(found.items())}
-
-
-def inline_base(value: bytes | memoryview, bases: Bases) -> bytes:
-    """Merge the base of a value into it; savepoints hold all of their state themselves."""
-    upper = codec.unpack_frame(value)
-    owner = codec.read_owner(upper)
-    base = codec.base_of(owner)
-    if base is None:
-        return bytes(value)
-    lower = bases.read(base)
-    kept = _encode_owner(owner.get("uid", ""), owner.get("registered", {}))
-    sections: dict[str, bytes | memoryview] = {codec.OWNER: kept}
-    for name in dict.fromkeys([*lower, *upper]):
-        if name != codec.OWNER:
-            table = _merge_layers(name, lower.get(name), upper.get(name))
-            if table.num_rows:
-                sections[name] = codec.table_bytes(table)
-    return codec.pack_frame(sections)
-
-
-def _merge_layers(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
+def merge_layers(name: str, lower: memoryview | None, upper: memoryview | None) -> pa.RecordBatch:
     base, delta = (None if payload is None else codec.read_table(name, payload) for payload in (lower, upper))
     newest = delta if delta is not None else base
     assert newest is not None

@@ -1,10 +1,11 @@
-"""Timers: the queue of one key group, vectorised timers, and the timer service of functions."""
+"""Timers: the queue of one key group, how it is stored, vectorised timers, and the service of functions."""
 
 from __future__ import annotations
 
 import heapq
 import operator
 from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS, TimeDomain, Timer
-from flinkish_spark.state.layered import Array, KeyIndex
+from flinkish_spark.state import codec
+from flinkish_spark.state.layered import Array, KeyIndex, LayeredTable
 from flinkish_spark.state.tables import KeyScope
 from flinkish_spark.types.to_python import to_values
 
+_NONE: Array = np.empty(0, dtype=np.int64)
+_NO_PLACE = -1
 #: Faster than a lookup in the enum in each call.
 _EVENT_TIME, _PROCESSING_TIME = TimeDomain.EVENT_TIME, TimeDomain.PROCESSING_TIME
 _new = tuple.__new__
@@ -215,3 +219,147 @@ def _whole_ms(time_ms: Any) -> int:
             "milliseconds since 1970, which 64 bits can hold"
         )
     return found
+
+
+class StoredTimers:
+    """The stored timers, in a table per clock."""
+
+    def __init__(
+        self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
+    ) -> None:
+        self._tables = tables
+        self.registered = dict(registered)
+        #: The hash of each key of the selected timers.
+        self.hash_of: dict[Any, int] = {}
+
+    def living(self, domain: TimeDomain) -> tuple[Array, Array]:
+        """Return times and hashes of a clock's timers, as arrays."""
+        table = self._tables[domain]
+        if not len(table):
+            return _NONE, _NONE
+        living = table.delta.filter(table.delta.column(codec.ALIVE))
+        times, hashes = (living.column(name).to_numpy() for name in (codec.TIME, codec.HASH))
+        if table.base is None:
+            return times, hashes
+        # A fired or deleted timer stays in the base until the next base; a row of the delta has its place.
+        covered = table.delta.column("value_1").drop_null().to_numpy()
+        kept = ~np.isin(table.base.column("value_0").to_numpy(), covered)
+        below = [table.base.column(name).to_numpy()[kept] for name in (codec.TIME, codec.HASH)]
+        return np.concatenate([times, below[0]]), np.concatenate([hashes, below[1]])
+
+    def due(self, domain: TimeDomain, limit_ms: int) -> Array:
+        times, hashes = self.living(domain)
+        return hashes[times <= limit_ms]
+
+    def select(self, hashes: Array) -> dict[TimeDomain, TimerQueue]:
+        """Return the timers of keys with these hashes (sorted, unique)."""
+        queues = {}
+        for domain, table in self._tables.items():
+            found = table.select(hashes)
+            self.hash_of.update((timer.key, row.hash) for timer, row in found.items())
+            stored = {timer: row.value[0] for timer, row in found.items()}
+            queues[domain] = TimerQueue(stored, self.registered[domain])
+        return queues
+
+    def replace(
+        self,
+        queues: Mapping[TimeDomain, TimerQueue],
+        hash_of: Mapping[Any, int],
+        with_entries: Mapping[TimeDomain, Container[Timer]] = MappingProxyType({}),
+    ) -> None:
+        """Store the timers of queues, except those that are stored with their entries."""
+        for domain, queue in queues.items():
+            self.registered[domain] = queue.registered
+            stored = self._tables[domain]
+            in_base = stored.in_base
+            own = with_entries.get(domain, ())
+            new, gone = queue.find_new(own), queue.find_gone(own)
+            below = [in_base[timer].value[0] if timer in in_base else None for timer in new]
+            values = list(zip(new.values(), below, strict=True))
+            rows = codec.rows_by_slot(list(new), values, [hash_of[timer.key] for timer in new])
+            for timer in gone.keys() & in_base.keys():
+                value = (gone.pop(timer), in_base[timer].value[0])
+                rows[timer] = codec.Row(timer, value, hash_of[timer.key], alive=False)
+            stored.replace(rows, gone)
+
+    def set_single_timers(self, domain: TimeDomain, index: KeyIndex, times_ms: Array, where: Array) -> None:
+        """Replace all timers of keys by one each; called after :meth:`replace`."""
+        table = self._tables[domain]
+        rows = _TimerRows.of(table, index, where)
+        wanted = where & (times_ms < MAX_WATERMARK_MS)
+        # Places of the wanted timers among those of each layer.
+        is_same = rows.times_ms == times_ms[rows.keys]
+        is_kept = is_same & rows.is_living & wanted[rows.keys]
+        has = np.zeros(len(index), dtype=bool)
+        has[rows.keys[is_kept]] = True
+        new = np.flatnonzero(wanted & ~has)
+        below = rows.is_in_base
+        in_base = np.full(len(index), _NO_PLACE)
+        again = np.flatnonzero(below & is_same & wanted[rows.keys])
+        in_base[rows.keys[again]] = rows.places[again]
+        # Mark base timers as removed unless they are the wanted timer at an unchanged place.
+        goes = np.flatnonzero(below & ~(is_same & wanted[rows.keys]))
+        stays_above = ~below & is_kept
+        gone_above = rows.rows[~below & ~stays_above]
+        if not len(new) and not len(goes[rows.is_living[goes]]) and not len(gone_above):
+            return
+        # Rows that marked base timers as removed are deleted with the others and written again.
+        places = np.concatenate([np.arange(len(new)) + self.registered[domain], rows.places[goes]])
+        self.registered[domain] += len(new)
+        covered = np.concatenate([in_base[new], rows.places[goes]])
+        numbers = np.concatenate([new, rows.keys[goes]])
+        own_ms = np.concatenate([times_ms[new], rows.times_ms[goes]])
+        alive = np.arange(len(numbers)) < len(new)
+        taken, nothing = pa.array(numbers), pa.nulls(len(numbers), pa.int64())
+        columns = {
+            codec.HASH: pa.array(index.hashes[numbers]),
+            codec.TIME: pa.array(own_ms, pa.int64()),
+            "value_0": pa.array(places, pa.int64()),
+            "value_1": pa.array(covered, pa.int64(), mask=covered == _NO_PLACE),
+            codec.ALIVE: pa.array(alive),
+        } | {
+            f"key_{at}": column.take(taken).cast(kind)
+            for at, (column, kind) in enumerate(zip(index.keys, table.layout.keys, strict=True))
+        }
+        schema = table.layout.schema
+        arrays = [columns.get(field.name, nothing) for field in schema]
+        table.put_rows(pa.RecordBatch.from_arrays(arrays, schema=schema), gone_above)
+
+
+@dataclass(frozen=True)
+class _TimerRows:
+    #: Number of the key, time, and place in the order of registration.
+    keys: Array
+    times_ms: Array
+    places: Array
+    #: The place of each row in its layer.
+    rows: Array
+    #: Whether the row is in the base, and whether its timer exists.
+    is_in_base: Array
+    is_living: Array
+
+    @staticmethod
+    def of(table: LayeredTable, index: KeyIndex, where: Array) -> _TimerRows:
+        hashes = np.unique(index.hashes[where])
+        parts = []
+        for layer in table.layers:
+            places = codec.find_places(layer, hashes)
+            parts.append((layer.take(pa.array(places)), places, np.full(len(places), layer is table.base)))
+        stored = pa.concat_batches([own for own, _, _ in parts])
+        rows, is_base = (np.concatenate([part[at] for part in parts]) for at in (1, 2))
+        keys = [
+            pa.concat_arrays([column, stored.column(f"key_{at}").cast(column.type)])
+            for at, column in enumerate(index.keys)
+        ]
+        both = KeyIndex.of(np.concatenate([index.hashes, stored.column(codec.HASH).to_numpy()]), keys)
+        number = np.full(len(both), _NO_PLACE)
+        number[both.of_row[: len(index)]] = np.arange(len(index))
+        found = number[both.of_row[len(index) :]]
+        times, registered = (stored.column(name).to_numpy() for name in (codec.TIME, "value_0"))
+        above = stored.column("value_1")
+        covered = above.filter(pa.array(~is_base)).drop_null().to_numpy()
+        alive = stored.column(codec.ALIVE).to_numpy(zero_copy_only=False).astype(bool)
+        is_living = np.where(is_base, ~np.isin(registered, covered), alive)
+        # Leave out timers of windows, and of other keys with the same hash.
+        own = (found != _NO_PLACE) & where[np.maximum(found, 0)]
+        return _TimerRows(*(one[own] for one in (found, times, registered, rows, is_base, is_living)))

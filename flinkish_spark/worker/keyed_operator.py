@@ -40,7 +40,13 @@ from flinkish_spark.protocol.time_plan import COUNTERS
 from flinkish_spark.state.base_files import BaseFiles, BaseObjects, Bases, MappedBases, bases_of
 from flinkish_spark.state.codec import FrameError, StateValueError
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import NO_BASE, BasePolicy, GroupState, NoBases, bundle_groups
+from flinkish_spark.state.group_values import bundle_groups
+from flinkish_spark.state.key_group import (
+    NO_BASE,
+    BasePolicy,
+    GroupState,
+    NoBases,
+)
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import BlockRow, GroupRows, sort_blocks, to_block, to_frame
 from flinkish_spark.transport.columns import Origins

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from flinkish_spark.connectors.socket import SocketLogReader
-from flinkish_spark.connectors.splits import find_scan_positions, lowest_offsets
+from flinkish_spark.connectors.split_positions import find_scan_positions, lowest_offsets
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.store import LocalStore

@@ -83,7 +83,7 @@ RECORDS = (
     "connectors.files.writer StagedFile",
     "connectors.dead_letters VisibleLetters",
     "connectors.kafka.client.transactions KafkaCommittable",
-    "connectors.splits SplitPosition",
+    "connectors.split_positions SplitPosition",
     "connectors.files.source FoundFile",
     "connectors.kafka.offsets EndAtLatest",
     "connectors.kafka.offsets EndAtTimestamp",

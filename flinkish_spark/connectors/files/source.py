@@ -16,7 +16,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.files.input_formats import FilePart, InputFormat, to_printable
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, cast_to_field
+from flinkish_spark.connectors.split_records import cast_to_field
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import ConfigError, FlinkishError, InputLostError

@@ -13,15 +13,17 @@ from pyspark.sql import types as T
 from flinkish_spark.connectors.formats.protobuf import (
     ProtobufReader,
     ProtobufWriter,
-    descriptor_of,
     fields_of,
-    files_of,
     find_missing_required,
+    why_unfit,
+)
+from flinkish_spark.connectors.formats.protobuf_descriptors import (
+    descriptor_of,
+    files_of,
     first_message,
     index_path,
     path_bytes,
     serialize_descriptors,
-    why_unfit,
 )
 from flinkish_spark.connectors.formats.reader import ConvertingReader, ConvertingWriter, OnSchemaChange
 from flinkish_spark.connectors.formats.registered import RegisteredFormat

@@ -41,7 +41,8 @@ from flinkish_spark.connectors.kafka.offsets import (
 )
 from flinkish_spark.connectors.kafka.records import make_decoding
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import Offset, SplitPosition, SplitSource, ask_once, find_scan_positions
+from flinkish_spark.connectors.split_positions import Offset, SplitPosition, find_scan_positions
+from flinkish_spark.connectors.splits import SplitSource, ask_once
 from flinkish_spark.contracts.format import Changes, Format
 from flinkish_spark.contracts.source import JobPlace
 from flinkish_spark.core.clock import SystemClock

@@ -27,8 +27,8 @@ from flinkish_spark.planning.sink_rows import (
     SinkWorkers,
     TaggedStream,
     WorkersRows,
-    tag,
 )
+from flinkish_spark.planning.stream_union import tag
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import SinkFanOut, ToSinkRows
 from flinkish_spark.types.ddl import parse_ddl

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark import JobStatus, KeyedProcessFunction, MemorySink, WatermarkStrategy
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.split_positions import SplitPosition
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.sources import CollectionSource, RateLimit
 from tests.support.jobs import environment, running

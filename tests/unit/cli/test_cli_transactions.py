@@ -8,14 +8,13 @@ import pytest
 
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.cli.client import connection_of, parse_properties
-from flinkish_spark.cli.transactions import (
+from flinkish_spark.cli.transactions import plan_aborts, plan_commits
+from flinkish_spark.connectors.kafka.job_transactions import (
     UNKNOWN_STATE,
     FoundTransaction,
     NamedTransaction,
-    Names,
+    NamedTransactions,
     Standing,
-    plan_aborts,
-    plan_commits,
 )
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, Verdict
@@ -63,13 +62,13 @@ class Transactions:
             self.job_dir.create_receipt(Receipt(CheckpointId(checkpoint), OwnerEpoch(2), 2))
 
     def standing(self, block: int, producer_epoch: int = 3, owner: int = 2) -> str:
-        names, name = Names.of(self.job_dir), self.name(block, owner)
-        return names.standing_by(name, names.find((str(name), block, producer_epoch))).value
+        names, name = NamedTransactions.read(self.job_dir), self.name(block, owner)
+        return names.standing_of(name, names.find((str(name), block, producer_epoch))).value
 
     def found(self, block: int, state: str = "Ongoing", epoch: int = 3, owner: int = 2) -> FoundTransaction:
-        names, name = Names.of(self.job_dir), self.name(block, owner)
+        names, name = NamedTransactions.read(self.job_dir), self.name(block, owner)
         named = names.find((str(name), block, epoch))
-        return FoundTransaction(name, state, block, epoch, 1, 2, names.standing_by(name, named), named)
+        return FoundTransaction(name, state, block, epoch, 1, 2, names.standing_of(name, named), named)
 
 
 @pytest.fixture
@@ -90,7 +89,11 @@ def test_each_transaction_has_one_standing(job: Transactions) -> None:
     # Behind a receipt an id belongs to whoever has it next, and before it to what waits.
     assert job.standing(10, producer_epoch=4) == "OF_NEWEST_OWNER"
     assert job.standing(11, producer_epoch=4) == "DECIDED" and job.standing(13, producer_epoch=4) == "STAGED"
-    assert [int(one.checkpoint) for one in Names.of(job.job_dir).named if one.checkpoint] == [1, 2, 2]
+    assert [int(one.checkpoint) for one in NamedTransactions.read(job.job_dir).named if one.checkpoint] == [
+        1,
+        2,
+        2,
+    ]
 
 
 def test_a_decision_that_nobody_finishes_has_its_own_standing(job: Transactions) -> None:
@@ -120,7 +123,7 @@ def test_a_committable_that_is_none_is_damage(job: Transactions) -> None:
     )
     job.job_dir.write_staged(strange)
     with pytest.raises(CorruptObjectError, match="damaged"):
-        Names.of(job.job_dir)
+        NamedTransactions.read(job.job_dir)
 
 
 # -- what may be ended ------------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from flinkish_spark.connectors.generator import (
     random_bits,
 )
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader, read_piece
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SplitStreamReader, read_piece
 from flinkish_spark.core.errors import ConfigError, SchemaError
 
 START = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

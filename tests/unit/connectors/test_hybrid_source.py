@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SplitStreamReader
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets

@@ -18,7 +18,8 @@ from flinkish_spark.connectors.socket import (
     delete_before,
     find_segments,
 )
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader, read_piece
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitStreamReader, read_piece
 from flinkish_spark.core.errors import ConfigError, CorruptObjectError, InputLostError, StoreError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.offset_log import LoggedOffsets

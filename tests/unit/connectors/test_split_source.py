@@ -21,14 +21,8 @@ from pyspark.sql import types as T
 from flinkish_spark.checkpoint.failures import Outage, QueryError, RepeatableUserError, classify
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.connectors.rates import RateLimit, TokenBucket, divide_allowance
-from flinkish_spark.connectors.splits import (
-    SourceUnavailable,
-    SplitPosition,
-    SplitSource,
-    SplitStreamReader,
-    lowest_offsets,
-    read_piece,
-)
+from flinkish_spark.connectors.split_positions import SplitPosition, lowest_offsets
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitSource, SplitStreamReader, read_piece
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.errors import ConfigError, InputLostError, RetriableError, SchemaError
 from flinkish_spark.core.job_dir import JobDir

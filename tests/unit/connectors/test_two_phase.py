@@ -16,15 +16,9 @@ from pyspark.sql import types as T
 from flinkish_spark import CommitAnswer, OnBadRecord, Outcome, RefusedRecordError, TwoPhaseCommitSink
 from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.connectors import row_count
-from flinkish_spark.connectors.two_phase import (
-    Refusals,
-    StageTransaction,
-    TransactionName,
-    check_serialisable,
-    record_as_json,
-    records_of,
-    to_utc,
-)
+from flinkish_spark.connectors.record_values import record_as_json, records_of, to_utc
+from flinkish_spark.connectors.staged_ids import TransactionName
+from flinkish_spark.connectors.two_phase import Refusals, StageTransaction, check_serialisable
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import (
     BadRecordError,

@@ -18,7 +18,8 @@ from flinkish_spark.connectors.kafka import stream_offsets as topic_watch
 from flinkish_spark.connectors.kafka.source import to_subscription_options
 from flinkish_spark.connectors.kafka.stream_options import parse_stream
 from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
-from flinkish_spark.connectors.splits import SplitPosition, SplitStreamReader
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SplitStreamReader
 from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.stream_readers import ReadAllAvailable
 from flinkish_spark.protocol.event_time import (

@@ -35,7 +35,7 @@ from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch
 from flinkish_spark.savepoints.entries import file_values
 from flinkish_spark.savepoints.files import SavepointDir
-from flinkish_spark.state.key_group import describe_group
+from flinkish_spark.state.group_values import describe_group
 from tests.golden import job
 from tests.golden.place import HERE, unpack
 from tests.support.cli_rig import flinkish

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from flinkish_spark import KafkaSource, StartingOffsets, UpstreamJob
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SourceUnavailable
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.offset_log import LoggedOffsets

@@ -9,7 +9,7 @@ import pytest
 from flinkish_spark.checkpoint.control import ControlFile, read_control
 from flinkish_spark.checkpoint.event_time import TimeKeeper
 from flinkish_spark.checkpoint.spark_log import SparkLog
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.split_positions import SplitPosition
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.protocol.event_time import AssignerRules, NoWatermarkStrategy

@@ -50,7 +50,7 @@ from flinkish_spark.savepoints.group_edits import (
 )
 from flinkish_spark.savepoints.reader import files_of
 from flinkish_spark.savepoints.writer_plan import fields_by_column, state_columns
-from flinkish_spark.state.key_group import change_group, read_tables
+from flinkish_spark.state.group_values import change_group, read_tables
 from flinkish_spark.state.operator_state import (
     BROADCAST_KIND,
     LIST_KIND,

@@ -21,7 +21,8 @@ from flinkish_spark.state.codec import (
     table_bytes,
     unpack_frame,
 )
-from flinkish_spark.state.key_group import BasePolicy, describe_group, inline_base, read_tables
+from flinkish_spark.state.group_values import describe_group, inline_base, read_tables
+from flinkish_spark.state.key_group import BasePolicy
 from tests.support.operator_harness import MemoryBases, OperatorHarness
 
 TINY = BasePolicy(smallest_bytes=1, delta_share=0.25, smallest_delta_rows=2)

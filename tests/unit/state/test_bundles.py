@@ -17,14 +17,13 @@ from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS, TimerReport
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.records import SinkAck, TaskAck, TimeReport
 from flinkish_spark.protocol.time_plan import TimePlan, find_reports, make_reporters
-from flinkish_spark.state.key_group import (
-    BasePolicy,
-    GroupState,
+from flinkish_spark.state.group_values import (
     bundle_groups,
     describe_group,
     inline_base,
     unbundle_groups,
 )
+from flinkish_spark.state.key_group import BasePolicy, GroupState
 from flinkish_spark.windows import (
     CountTrigger,
     PurgingTrigger,

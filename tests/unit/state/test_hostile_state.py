@@ -13,14 +13,8 @@ import pytest
 from flinkish_spark import KeyedProcessFunction, ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from flinkish_spark.state.codec import OWNER, FrameError, pack_frame, read_entries, table_bytes, unpack_frame
 from flinkish_spark.state.evolution import StateMismatch
-from flinkish_spark.state.key_group import (
-    GroupLayout,
-    GroupState,
-    NoBases,
-    describe_group,
-    inline_base,
-    read_tables,
-)
+from flinkish_spark.state.group_values import describe_group, inline_base, read_tables
+from flinkish_spark.state.key_group import GroupLayout, GroupState, NoBases
 from flinkish_spark.state.operator_state import unpack_tables
 from tests.support.operator_harness import OperatorHarness, Snapshot
 

@@ -12,7 +12,8 @@ import pytest
 from flinkish_spark.functions.keyed import KeyedProcessFunction
 from flinkish_spark.state import ListStateDescriptor, MapStateDescriptor, StateTtl, TtlUpdate
 from flinkish_spark.state.codec import OWNER, pack_frame, table_bytes, unpack_frame
-from flinkish_spark.state.key_group import BasePolicy, inline_base
+from flinkish_spark.state.group_values import inline_base
+from flinkish_spark.state.key_group import BasePolicy
 from tests.support.effort import examples, seeds
 from tests.support.operator_harness import OperatorHarness, Snapshot
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.splits import cast_to_field
+from flinkish_spark.connectors.split_records import cast_to_field
 from flinkish_spark.types.arrow_types import arrow_type
 from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 from flinkish_spark.types.to_arrow import ValueMismatch, strict_array

@@ -22,7 +22,7 @@ from flinkish_spark.functions.keyed import KeyedCoProcessFunction
 from flinkish_spark.operators.process import KeyedProcessOperator
 from flinkish_spark.operators.vectorized import VectorizedProcessFunction, sum_by_key
 from flinkish_spark.protocol.key_groups import Bundling
-from flinkish_spark.state.key_group import describe_group
+from flinkish_spark.state.group_values import describe_group
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import (
     BEHIND,

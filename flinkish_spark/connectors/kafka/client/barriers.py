@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin, make_unknown_topic_error
-from flinkish_spark.connectors.kafka.client.batches import RawBatch, decode
+from flinkish_spark.connectors.kafka.client.batch_decoder import RawBatch, decode
 from flinkish_spark.connectors.kafka.client.client import WIRES, Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.fetch import FetchClient

@@ -115,6 +115,9 @@ class TransactionView:
     #: Start of the open transaction by the broker's wall clock; None if none is open.
     began_at_ms: int | None = None
 
+    def age_ms(self, now_ms: int) -> int | None:
+        return None if self.began_at_ms is None else max(0, now_ms - self.began_at_ms)
+
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
-from flinkish_spark.connectors.kafka.client.batches import (
-    HEADERS_TYPE,
+from flinkish_spark.connectors.kafka.client.batch_decoder import (
     BatchHeader,
     DecodedRecords,
     RawBatch,
@@ -24,6 +23,7 @@ from flinkish_spark.connectors.kafka.client.batches import (
     decode,
     verify,
 )
+from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE
 from flinkish_spark.connectors.kafka.client.client import (
     UNAUTHORIZED,
     WIRES,

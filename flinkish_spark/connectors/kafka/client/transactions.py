@@ -14,7 +14,7 @@ its offset before anything is concluded:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -219,7 +219,7 @@ class EvidenceReader:
 
 
 _ONGOING = "Ongoing"
-_OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
+OPEN_STATES = (_ONGOING, "PrepareCommit", "PrepareAbort", "PrepareEpochFence")
 #: Transaction timeout for fencing, small enough for any broker's maximum; this client never begins a
 #: transaction.
 _FENCING_TIMEOUT_MS = 10_000
@@ -271,6 +271,15 @@ class OpenTransaction:
     transactional_id: TransactionalId
     producer_id: int
     state: str
+
+
+def parse_own_ids(job: JobUuid, texts: Iterable[str]) -> Iterator[TransactionalId]:
+    """Yield the transactional ids of `job` among `texts`."""
+    for text in texts:
+        parsed = TransactionalId.parse(text)
+        # Ids with leading zeros parse, too, but are not written by this package.
+        if parsed is not None and parsed.job == job and str(parsed) == text:
+            yield parsed
 
 
 def why_not_counted(
@@ -325,13 +334,11 @@ class TransactionClient(WireClient):
 
     def list_open_transactions(self, job: JobUuid) -> list[OpenTransaction]:
         """Return the open transactions of `job`, found by parsing transactional ids."""
-        found: list[OpenTransaction] = []
-        for row in self._wire.list_transactions(_OPEN_STATES):
-            parsed = TransactionalId.parse(row.transactional_id)
-            # Ids with leading zeros parse, too, but are not written by this package.
-            if parsed is not None and parsed.job == job and str(parsed) == row.transactional_id:
-                found.append(OpenTransaction(parsed, row.producer_id, row.state.value))
-        return sorted(found, key=lambda one: one.transactional_id)
+        rows = {row.transactional_id: row for row in self._wire.list_transactions(OPEN_STATES)}
+        return [
+            OpenTransaction(name, rows[str(name)].producer_id, rows[str(name)].state.value)
+            for name in sorted(parse_own_ids(job, rows))
+        ]
 
     def abort_open(self, transactional_id: TransactionalId) -> CommitAnswer:
         """Abort the open transaction of a leftover id, and fence its producers."""
@@ -353,7 +360,7 @@ class TransactionClient(WireClient):
             return CommitAnswer(Outcome.RETRY, f"{name} was not fenced: {lost_detail or describe_code(code)}")
         if view.state == "PrepareCommit":
             return CommitAnswer(Outcome.FENCED, f"{name} was committed by another owner")
-        if view.state in _OPEN_STATES:
+        if view.state in OPEN_STATES:
             return CommitAnswer(Outcome.COMMITTED, f"{name} was open and is aborted")
         return CommitAnswer(Outcome.ALREADY_COMMITTED, f"nothing was open under {name} ({view.state})")
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flinkish_spark.connectors.files import source as file_source
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.split_positions import SplitPosition
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.core.job_dir import JobDir

@@ -17,7 +17,8 @@ from deltalake import DeltaTable
 
 from flinkish_spark.connectors.delta import file_rows
 from flinkish_spark.connectors.delta.log import DeltaCommit, DeltaSnapshot
-from flinkish_spark.connectors.splits import SplitPosition, read_piece
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import read_piece
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.sources import DeltaChanges, DeltaSource, DeltaTableSource
 from tests.unit.connectors.files.test_file_source import damaged_parquet, reader_of

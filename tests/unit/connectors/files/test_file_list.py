@@ -10,7 +10,8 @@ import pytest
 from flinkish_spark.connectors.files import source as file_source
 from flinkish_spark.connectors.files.input_formats import TextLines
 from flinkish_spark.connectors.files.source import FileList
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, read_piece
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SourceUnavailable, read_piece
 from flinkish_spark.core.errors import InputLostError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore, SealedObjects

@@ -16,7 +16,7 @@ import pytest
 from flinkish_spark.connectors.delta import file_rows
 from flinkish_spark.connectors.files import input_formats
 from flinkish_spark.connectors.files.input_formats import BadLine, FilePart, parts_of_lines
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.split_positions import SplitPosition
 from flinkish_spark.sources import (
     CsvFiles,
     DeltaChanges,

@@ -20,7 +20,8 @@ from flinkish_spark.checkpoint.failures import RepeatableUserError, classify
 from flinkish_spark.connectors.files import input_formats as csv_quotes
 from flinkish_spark.connectors.files.input_formats import BadLine
 from flinkish_spark.connectors.files.source import Folders, naming
-from flinkish_spark.connectors.splits import SourceUnavailable, SplitPosition, SplitStreamReader
+from flinkish_spark.connectors.split_positions import SplitPosition
+from flinkish_spark.connectors.splits import SourceUnavailable, SplitStreamReader
 from flinkish_spark.core.errors import ConfigError, InputLostError, SchemaError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore

@@ -15,6 +15,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark import OnSchemaChange, Protobuf
 from flinkish_spark.connectors.formats import protobuf
+from flinkish_spark.connectors.formats import protobuf_descriptors as descriptors
 from flinkish_spark.connectors.formats.avro import SchemaDifference
 from flinkish_spark.connectors.formats.reader import CodecError
 from flinkish_spark.connectors.formats.registry import RegistrySchema
@@ -31,7 +32,7 @@ message Order {
   enum Color { RED = 0; BLUE = 1; }
 }
 """
-FILES = protobuf.files_of(RegistrySchema("PROTOBUF", TEXT))
+FILES = descriptors.files_of(RegistrySchema("PROTOBUF", TEXT))
 ROW: dict[str, Any] = {
     "s": "x",
     "u": Decimal(2**64 - 1),
@@ -56,7 +57,7 @@ def read(data: bytes, files: bytes = FILES) -> tuple[Any, ...]:
 
 
 def test_columns_are_what_the_page_says() -> None:
-    found = protobuf.fields_of(protobuf.descriptor_of(FILES, "shop.Order"))
+    found = protobuf.fields_of(descriptors.descriptor_of(FILES, "shop.Order"))
     assert found.simpleString() == (
         "struct<s:string,u:decimal(20,0),v:bigint,r:array<int>,items:map<string,struct<q:bigint>>,"
         "a:string,b:struct<q:bigint>,o:int,c:string,y:binary,f:float>"
@@ -107,7 +108,7 @@ def test_a_number_that_an_enum_does_not_know_is_read_as_digits_wherever_it_is(
     head: str, optional: str, packed: str
 ) -> None:
     text = head + 'import "far.proto";' + ENUMS % (optional, packed, optional, optional, optional)
-    files = protobuf.files_of(RegistrySchema("PROTOBUF", text, (("far.proto", FAR),)))
+    files = descriptors.files_of(RegistrySchema("PROTOBUF", text, (("far.proto", FAR),)))
     read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     below = b"\xfe" + b"\xff" * 8 + b"\x01"  # -2: ten bytes on the wire
     data = b"\x08" + below + b"\x10\x01\x10\x07\x10\x00" + b"\x1a\x0c" + below + b"\x01\x07"
@@ -121,7 +122,7 @@ def test_a_number_that_an_enum_does_not_know_is_read_as_digits_wherever_it_is(
 
 def test_a_required_enum_with_a_number_that_it_does_not_know_is_there() -> None:
     text = 'syntax = "proto2"; message M { required Color c = 1; } enum Color { RED = 0; }'
-    files = protobuf.files_of(RegistrySchema("PROTOBUF", text))
+    files = descriptors.files_of(RegistrySchema("PROTOBUF", text))
     read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     assert read(b"\x08\x07") == ("7",)
     with pytest.raises(CodecError, match="has no c, which is required"):
@@ -145,7 +146,7 @@ def test_a_text_that_is_not_utf_8_is_a_bad_record_also_where_protobuf_does_not_l
 ) -> None:
     optional = "optional" if "proto2" in head else ""
     fields = f"{optional} string t = 1; repeated string list = 2; map<string, string> map = 3;"
-    files = protobuf.files_of(RegistrySchema("PROTOBUF", f"{head} message M {{ {fields} }}"))
+    files = descriptors.files_of(RegistrySchema("PROTOBUF", f"{head} message M {{ {fields} }}"))
     read = protobuf.ProtobufReader(files, "M", None, OnSchemaChange.FAIL).make_converter()
     assert read(data.replace(b"\xff", b"y"))[0] in ("y", None)
     with pytest.raises(CodecError, match=r"(?i)utf-8"):
@@ -169,11 +170,11 @@ def test_an_enum_is_another_one_if_a_number_has_no_name_in_common(
 ) -> None:
     def files(values: str) -> bytes:
         text = f'syntax = "proto3"; message M {{ Color c = 1; }} enum Color {{ {values} }}'
-        return protobuf.files_of(RegistrySchema("PROTOBUF", text))
+        return descriptors.files_of(RegistrySchema("PROTOBUF", text))
 
     found, (theirs, ours) = (
         SchemaDifference(),
-        (protobuf.descriptor_of(files(one), "M") for one in (writer, reader)),
+        (descriptors.descriptor_of(files(one), "M") for one in (writer, reader)),
     )
     protobuf._compare(theirs, ours, "", found, set())
     assert found.other == other
@@ -212,23 +213,23 @@ def test_no_bytes_end_a_task(data: bytes) -> None:
     ("path", "data"), [((0,), b"\0"), ((1,), b"\2\2"), ((1, 0), b"\4\2\0"), ((300,), b"\2\xd8\4")]
 )
 def test_the_indexes_of_a_message(path: tuple[int, ...], data: bytes) -> None:
-    assert protobuf.path_bytes(path) == data
-    assert protobuf.path_in(b"12345" + data + b"rest", 5) == (path, 5 + len(data))
+    assert descriptors.path_bytes(path) == data
+    assert descriptors.path_in(b"12345" + data + b"rest", 5) == (path, 5 + len(data))
 
 
 def test_where_a_message_stands_in_its_file() -> None:
     # The entries of the map stand in front of the item.
     for name, path in (("shop.Other", (0,)), ("shop.Order", (1,)), ("shop.Order.Item", (1, 1))):
-        assert protobuf.index_path(protobuf.descriptor_of(FILES, name)) == path
-    file = protobuf.file_of(FILES)
-    assert protobuf._message_at(file, (1, 0), counts_entries=False).full_name == "shop.Order.Item"
-    assert protobuf._message_at(file, (1, 2)) is protobuf._message_at(file, (2,)) is None
+        assert descriptors.index_path(descriptors.descriptor_of(FILES, name)) == path
+    file = descriptors.file_of(FILES)
+    assert descriptors.message_at(file, (1, 0), counts_entries=False).full_name == "shop.Order.Item"
+    assert descriptors.message_at(file, (1, 2)) is descriptors.message_at(file, (2,)) is None
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80", b"\x02", b"\xff" * 12, b"\x81\x01"])
 def test_indexes_that_cannot_be_read(data: bytes) -> None:
     with pytest.raises(CodecError):
-        protobuf.path_in(data, 0)
+        descriptors.path_in(data, 0)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +247,7 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
 ) -> None:
     def order(fields: str) -> Any:
         text = f'syntax = "proto3"; package shop; message Order {{ {fields} }}'
-        return protobuf.descriptor_of(protobuf.files_of(RegistrySchema("PROTOBUF", text)), "shop.Order")
+        return descriptors.descriptor_of(descriptors.files_of(RegistrySchema("PROTOBUF", text)), "shop.Order")
 
     found = SchemaDifference()
     protobuf._compare(order(writer), order("string s = 1; int64 n = 2;"), "", found, set())
@@ -257,27 +258,27 @@ def test_what_a_reader_leaves_out_or_takes_for_something_else(
 def test_a_schema_is_text_or_a_descriptor_and_so_is_what_it_refers_to(coded: tuple[int, ...]) -> None:
     item = 'syntax = "proto3"; package shop; message Item { int64 q = 1; }'
     order = 'syntax = "proto3"; package shop; import "a/item.proto"; message Order { Item i = 1; }'
-    text = protobuf.files_of(RegistrySchema("PROTOBUF", order, (("a/item.proto", item),)))
-    assert protobuf.first_message(text) == "shop.Order"
+    text = descriptors.files_of(RegistrySchema("PROTOBUF", order, (("a/item.proto", item),)))
+    assert descriptors.first_message(text) == "shop.Order"
     texts, files = [item, order], descriptor_pb2.FileDescriptorSet.FromString(text).file
     for at in coded:
         texts[at] = base64.b64encode(files[at].SerializeToString()).decode()
-    mixed = protobuf.files_of(RegistrySchema("PROTOBUF", texts[1], (("a/item.proto", texts[0]),)))
-    assert protobuf.first_message(mixed) == "shop.Order"
-    found = protobuf.fields_of(protobuf.descriptor_of(mixed, "shop.Order"))
+    mixed = descriptors.files_of(RegistrySchema("PROTOBUF", texts[1], (("a/item.proto", texts[0]),)))
+    assert descriptors.first_message(mixed) == "shop.Order"
+    found = protobuf.fields_of(descriptors.descriptor_of(mixed, "shop.Order"))
     assert found.simpleString() == "struct<i:struct<q:bigint>>"
 
 
 @pytest.mark.parametrize("name", ["../out.proto", "/etc/out.proto"])
 def test_no_schema_writes_outside_of_its_folder(name: str) -> None:
     with pytest.raises(SchemaError, match="no name of a file"):
-        protobuf.files_of(RegistrySchema("PROTOBUF", "syntax = 'proto3';", ((name, "x"),)))
+        descriptors.files_of(RegistrySchema("PROTOBUF", "syntax = 'proto3';", ((name, "x"),)))
 
 
 def test_a_message_within_itself_is_refused() -> None:
     files = Protobuf.of(struct_pb2.Struct)
     with pytest.raises(SchemaError, match="contains itself"):
-        protobuf.fields_of(protobuf.descriptor_of(files.descriptor, files.message))
+        protobuf.fields_of(descriptors.descriptor_of(files.descriptor, files.message))
 
 
 def test_a_compiled_module_gives_its_description() -> None:
@@ -304,7 +305,7 @@ def test_columns_that_a_message_holds(given: str, wanted: str, why: str | None) 
     assert isinstance(parse_ddl(given), T.StructType)
 
 
-CLOSED = protobuf.files_of(
+CLOSED = descriptors.files_of(
     RegistrySchema(
         "PROTOBUF",
         """syntax = "proto2"; message M {
@@ -322,7 +323,7 @@ def test_what_is_read_of_a_closed_enum_can_be_written(symbol: str) -> None:
     found = protobuf.ProtobufReader(CLOSED, "M", None, OnSchemaChange.FAIL).make_converter()(data)
     assert found == (symbol, ["A", symbol], [symbol, "B"], [("k", symbol)], (1, None), [], [])
     if symbol in "AB":
-        known = message_factory.GetMessageClass(protobuf.descriptor_of(CLOSED, "M"))
+        known = message_factory.GetMessageClass(descriptors.descriptor_of(CLOSED, "M"))
         assert known.FromString(data).SerializeToString(deterministic=True) == data
 
 
@@ -330,7 +331,7 @@ def test_a_field_may_have_the_name_of_a_method() -> None:
     names = ["IsInitialized", "SerializeToString", "HasField", "SetInParent", "FindInitializationErrors"]
     fields = " ".join(f"optional string {name} = {at};" for at, name in enumerate(names, 1))
     text = f'syntax = "proto2"; message M {{ required In i = 9; {fields} message In {{ {fields} }} }}'
-    made = protobuf.files_of(RegistrySchema("PROTOBUF", text))
+    made = descriptors.files_of(RegistrySchema("PROTOBUF", text))
     inner = {name: name for name in names}
     data = protobuf.ProtobufWriter(made, "M").make_converter()({**inner, "i": inner})
     read = protobuf.ProtobufReader(made, "M", None, OnSchemaChange.FAIL).make_converter()
@@ -357,7 +358,7 @@ def test_what_is_neither_a_symbol_nor_a_number_is_none(symbol: str) -> None:
     ],
 )
 def test_a_required_field_that_no_row_has_is_named(given: str, missing: str | None) -> None:
-    assert protobuf.find_missing_required(protobuf.descriptor_of(CLOSED, "M"), parse_ddl(given)) == missing
+    assert protobuf.find_missing_required(descriptors.descriptor_of(CLOSED, "M"), parse_ddl(given)) == missing
 
 
 BUILT_IN = """
@@ -377,8 +378,8 @@ PRICE = (
 
 
 def test_files_that_every_client_has_built_in_are_read() -> None:
-    files = protobuf.files_of(RegistrySchema("PROTOBUF", BUILT_IN))
-    assert protobuf.fields_of(protobuf.descriptor_of(files, "shop.Price")).simpleString() == PRICE
+    files = descriptors.files_of(RegistrySchema("PROTOBUF", BUILT_IN))
+    assert protobuf.fields_of(descriptors.descriptor_of(files, "shop.Price")).simpleString() == PRICE
     row = {
         "amount": {"value": b"\x04\xd2", "precision": 6, "scale": 2},
         "day": {"year": 2026, "month": 3, "day": 29},
@@ -390,7 +391,7 @@ def test_files_that_every_client_has_built_in_are_read() -> None:
     # A descriptor that leaves them out, as protoc without --include_imports makes it.
     own = descriptor_pb2.FileDescriptorSet.FromString(files).file[-1]
     alone = descriptor_pb2.FileDescriptorSet(file=[own]).SerializeToString()
-    assert protobuf.fields_of(protobuf.descriptor_of(alone, "shop.Price")).simpleString() == PRICE
+    assert protobuf.fields_of(descriptors.descriptor_of(alone, "shop.Price")).simpleString() == PRICE
 
 
 @pytest.mark.parametrize(
@@ -407,7 +408,7 @@ def test_a_package_that_brings_a_built_in_file_and_is_not_there_is_named(
     text = f'syntax = "proto3"; import "{name}"; message A {{}}'
     says = rf"needs {says}, for the file '{name}': .*pip install .*'{says}"
     with pytest.raises(EnvironmentFault, match=says):
-        protobuf.files_of(RegistrySchema("PROTOBUF", text))
+        descriptors.files_of(RegistrySchema("PROTOBUF", text))
 
 
 @pytest.mark.parametrize(
@@ -421,5 +422,5 @@ def test_a_package_that_brings_a_built_in_file_and_is_not_there_is_named(
 )
 def test_what_the_compiler_says_is_in_the_message(text: str, says: str) -> None:
     with pytest.raises(SchemaError) as refused:
-        protobuf.files_of(RegistrySchema("PROTOBUF", f'syntax = "proto3";\n{text}'))
+        descriptors.files_of(RegistrySchema("PROTOBUF", f'syntax = "proto3";\n{text}'))
     assert says in str(refused.value) and "flinkish-protobuf" not in str(refused.value)

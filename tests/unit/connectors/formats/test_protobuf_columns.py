@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from flinkish_spark import OnSchemaChange, SchemaRegistry
 from flinkish_spark.connectors.formats import protobuf, reader
+from flinkish_spark.connectors.formats import protobuf_descriptors as descriptors
 from flinkish_spark.connectors.formats.protobuf_columns import is_map, message_columns
 from flinkish_spark.connectors.formats.reader import READ, REASON, SliceResult
 from flinkish_spark.connectors.formats.registry import RegistrySchema, header
@@ -49,8 +50,8 @@ message M {{
 }}
 enum E {{ option allow_alias = true; Z = 0; A = 1; A2 = 1; NEG = -5; }}
 """
-FILES = protobuf.files_of(RegistrySchema("PROTOBUF", TEXT))
-MESSAGE = message_factory.GetMessageClass(protobuf.descriptor_of(FILES, "b.M"))
+FILES = descriptors.files_of(RegistrySchema("PROTOBUF", TEXT))
+MESSAGE = message_factory.GetMessageClass(descriptors.descriptor_of(FILES, "b.M"))
 REGISTRY = SchemaRegistry("http://registry")
 
 
@@ -60,7 +61,7 @@ def read_of(files: bytes, message: str, registry: SchemaRegistry | None = None) 
 
 
 def of_text(text: str) -> reader.SliceReader:
-    return read_of(protobuf.files_of(RegistrySchema("PROTOBUF", text)), "M")
+    return read_of(descriptors.files_of(RegistrySchema("PROTOBUF", text)), "M")
 
 
 def proven(read: reader.SliceReader, values: Sequence[bytes | None]) -> list[bool] | None:
@@ -263,8 +264,8 @@ def test_of_a_slice_in_which_a_value_may_be_another_nothing_is_proven(data: byte
     ],
 )
 def test_messages_that_only_protobuf_reads(text: str) -> None:
-    files = protobuf.files_of(RegistrySchema("PROTOBUF", text))
-    message = protobuf.descriptor_of(files, "M")
+    files = descriptors.files_of(RegistrySchema("PROTOBUF", text))
+    message = descriptors.descriptor_of(files, "M")
     assert message_columns(message, arrow_type(protobuf.fields_of(message))) is None
     check_same(of_text(text), [b"", b"\x08\x01", b"\x0a\x00", b"\x0b\x08\x01\x0c"])
 
@@ -328,7 +329,7 @@ def test_a_second_kind_of_front_is_read_at_once_too(monkeypatch: pytest.MonkeyPa
 
 def test_without_the_library_messages_are_read_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ptars", None)
-    message = protobuf.descriptor_of(FILES, "b.M")
+    message = descriptors.descriptor_of(FILES, "b.M")
     assert message_columns(message, arrow_type(protobuf.fields_of(message))) is None
 
 

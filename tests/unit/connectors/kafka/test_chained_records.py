@@ -27,7 +27,8 @@ from flinkish_spark.connectors.kafka.client.barriers import (
     find_barriers,
     find_mark,
 )
-from flinkish_spark.connectors.kafka.client.batches import UNCHECKED, batches, encode_batches
+from flinkish_spark.connectors.kafka.client.batch_decoder import batches
+from flinkish_spark.connectors.kafka.client.batches import UNCHECKED, encode_batches
 from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.reader import FetchedBatches, OffsetRange, record_schema

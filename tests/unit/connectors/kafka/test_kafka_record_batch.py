@@ -19,22 +19,24 @@ from kafka.errors import CorruptRecordError
 from kafka.record import MemoryRecords
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from flinkish_spark.connectors.kafka.client.batches import (
-    BATCH_OVERHEAD,
-    HEADERS_TYPE,
+from flinkish_spark.connectors.kafka.client.batch_decoder import (
     DecodedRecords,
-    EncodedBatch,
     RawBatch,
     TimestampType,
     UnreadableBatchError,
-    all_within,
     batches,
     control_type,
     decode,
+    verify,
+)
+from flinkish_spark.connectors.kafka.client.batches import (
+    BATCH_OVERHEAD,
+    HEADERS_TYPE,
+    EncodedBatch,
+    all_within,
     encode_batches,
     record_sizes,
     sequence_after,
-    verify,
 )
 from flinkish_spark.connectors.kafka.client.codecs import Codec, compress, decompress
 from flinkish_spark.connectors.kafka.client.fetch import Marker

@@ -7,7 +7,7 @@ import pytest
 from flinkish_spark import DeadLetter, Json, OnBadRecord, Raw, StartingOffsets
 from flinkish_spark.connectors.kafka import split_source as module
 from flinkish_spark.connectors.kafka.split_source import _group_by_topic
-from flinkish_spark.connectors.splits import SplitPosition
+from flinkish_spark.connectors.split_positions import SplitPosition
 from flinkish_spark.contracts.source import SourceStart
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError, InputLostError, SchemaError

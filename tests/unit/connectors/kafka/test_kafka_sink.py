@@ -23,7 +23,8 @@ from flinkish_spark import (
 from flinkish_spark.connectors.formats.avro_format import derive_schema
 from flinkish_spark.connectors.kafka.client import admin
 from flinkish_spark.connectors.kafka.client.admission import Admission, OutgoingRecords, prepend_headers
-from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE, batches, decode, encode_batches
+from flinkish_spark.connectors.kafka.client.batch_decoder import batches, decode
+from flinkish_spark.connectors.kafka.client.batches import HEADERS_TYPE, encode_batches
 from flinkish_spark.connectors.kafka.client.codecs import Codec, require_codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import Acks, OnRefusal, ProducerSettings, StagingSettings

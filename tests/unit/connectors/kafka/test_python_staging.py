@@ -31,7 +31,7 @@ from flinkish_spark.connectors.kafka.client.admission import (
     split_by_partition,
     split_by_topic,
 )
-from flinkish_spark.connectors.kafka.client.batches import batches, decode
+from flinkish_spark.connectors.kafka.client.batch_decoder import batches, decode
 from flinkish_spark.connectors.kafka.client.client import UNAUTHORIZED, UNSETTLED, ProducerGrant
 from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection

@@ -14,7 +14,8 @@ import pytest
 from crc32c import crc32c
 
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
-from flinkish_spark.connectors.kafka.client.batches import UnreadableBatchError, batches, encode_batches
+from flinkish_spark.connectors.kafka.client.batch_decoder import UnreadableBatchError, batches
+from flinkish_spark.connectors.kafka.client.batches import encode_batches
 from flinkish_spark.connectors.kafka.client.client import Isolation, WirePool
 from flinkish_spark.connectors.kafka.client.codecs import Codec
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
