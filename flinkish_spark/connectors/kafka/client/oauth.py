@@ -12,6 +12,7 @@ The grant is `client_credentials` (RFC 6749, 4.4). The options are those of Kafk
 from __future__ import annotations
 
 import base64
+import http.client
 import json
 import re
 import ssl
@@ -170,7 +171,7 @@ class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has n
                 what_to_do="correct clientId, clientSecret and scope in sasl.jaas.config",
                 bootstrap_servers=place,
             ) from None
-        except (OSError, ValueError) as failed:
+        except (OSError, ValueError, http.client.HTTPException) as failed:
             reason = getattr(failed, "reason", None) or type(failed).__name__
             raise kafka_errors.KafkaConnectionError(
                 f"the token endpoint {place} did not answer: {reason}"

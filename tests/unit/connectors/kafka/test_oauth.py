@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,24 @@ def test_an_endpoint_that_is_not_there_is_an_outage(endpoint: TokenEndpoint) -> 
     with pytest.raises(KafkaConnectionError, match=r"127\.0\.0\.1:1/token did not answer") as gone:
         tokens_of(options).token()
     assert "k=v" not in str(gone.value)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"no HTTP\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\ncut", b""]
+)
+def test_an_endpoint_that_speaks_no_http_is_an_outage(endpoint: TokenEndpoint, answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/token"
+
+        def serve() -> None:
+            with server.accept()[0] as caller:
+                caller.recv(65_536)
+                caller.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        options = endpoint.options("job") | {"sasl.oauthbearer.token.endpoint.url": url}
+        with pytest.raises(KafkaConnectionError, match="token endpoint"):
+            tokens_of(options).token()
 
 
 @pytest.mark.parametrize(
