@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from flinkish_spark.protocol.event_time import AssignerInput
-from flinkish_spark.protocol.ids import BatchId, JobUuid, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, JobUuid, Lineage, OwnerEpoch, is_left_over
 from flinkish_spark.protocol.records import SinkAck, StagedBatch, TaskAck
 
 
@@ -45,3 +45,14 @@ def test_what_is_read_is_checked_and_an_id_when_it_is_made_too() -> None:
         AssignerInput.from_json(["orders", None, 1])
     with pytest.raises(ValueError, match="a job uuid is 32 lower-case hex digits, got 'X'"):
         JobUuid("X")
+
+
+@pytest.mark.parametrize(
+    ("owner", "block", "is_over"),
+    [(4, 7, True), (4, 1, True), (5, 1, True), (5, 7, False), (6, 1, False), (6, 7, False)],
+)
+def test_what_an_older_owner_staged_is_left_over_and_of_the_newest_what_no_block_holds(
+    owner: int, block: int, is_over: bool
+) -> None:
+    """A newer owner than the newest that is known may be at work: its data stays."""
+    assert is_left_over(OwnerEpoch(owner), block, OwnerEpoch(5), frozenset({7})) is is_over
