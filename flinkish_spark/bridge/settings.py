@@ -210,4 +210,5 @@ def _choose_settings(spark: SparkSession, shuffle_partitions: int, is_on_disk: b
         return {**wanted, _FILE_MANAGER: LOCAL_CHECKPOINT_FILES if is_on_disk else BUCKET_CHECKPOINT_FILES}
     # A platform may have a class of its own there.
     is_default = find_hadoop_setting(spark, _LOCAL_FILES) == _CHECKED
-    return {**wanted, _LOCAL_FILES: _UNCHECKED} if is_on_disk and is_default else wanted
+    is_ours_to_choose = is_default and SETTINGS.get(spark, _LOCAL_FILES) is None
+    return {**wanted, _LOCAL_FILES: _UNCHECKED} if is_on_disk and is_ours_to_choose else wanted

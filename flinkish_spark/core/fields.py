@@ -163,7 +163,8 @@ class _Rule:
         wanted = self._describe(names)
         if isinstance(value, (Mapping, list, tuple, set, frozenset)):
             # It may have a secret in it.
-            what = f"{name} is a {type(value).__name__}"
+            members = () if isinstance(value, Mapping) else sorted({type(one).__name__ for one in value})
+            what = f"{name} is a {type(value).__name__}{' of ' if members else ''}{', '.join(members)}"
             raise ConfigError(what, why=f"it must be {wanted}", what_to_do=what_to_do, setting=name)
         raise unusable(name, value, wanted=wanted, what_to_do=what_to_do, choices=names)
 

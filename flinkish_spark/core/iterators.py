@@ -9,10 +9,9 @@ no frames of Python but those of the iterator's own methods. If C code swallows 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from traceback import walk_tb
-from types import AsyncGeneratorType, CoroutineType, GeneratorType
+from functools import partial
+from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType, TracebackType
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -26,6 +25,7 @@ class NotAnEnd(RuntimeError):
 
     def __init__(self, error: StopIteration, what: str) -> None:
         super().__init__(f"StopIteration was raised by {what}: {error}".removesuffix(": "))
+        self.what = what
 
 
 #: Types of results of calls that have run nothing yet.
@@ -65,15 +65,15 @@ def pairs_of(given: Any) -> Any:
 
 def guard_call(function: Callable[..., _T]) -> Callable[..., _T]:
     """Return a function that raises NotAnEnd where the given one raises StopIteration."""
+    return partial(_call, function)
 
-    def call(*given: Any) -> _T:
-        try:
-            return function(*given)
-        except StopIteration as error:
-            name = getattr(function, "__name__", None) or type(function).__name__
-            raise NotAnEnd(error, f"{name}()") from error
 
-    return call
+def _call(function: Callable[..., _T], *given: Any) -> _T:
+    try:
+        return function(*given)
+    except StopIteration as error:
+        name = getattr(function, "__name__", None) or type(function).__name__
+        raise NotAnEnd(error, f"{name}()") from error
 
 
 def _watch(iterator: Iterator[Any]) -> Iterator[Any]:
@@ -81,13 +81,33 @@ def _watch(iterator: Iterator[Any]) -> Iterator[Any]:
         try:
             one = next(iterator)
         except StopIteration as error:
-            # Cython makes frames, too, by the names of its methods; an end is raised there as in C.
-            frames = (frame for frame, _ in walk_tb(error.__traceback__) if "." not in frame.f_code.co_name)
-            *_, innermost = frames
-            code = innermost.f_code
-            is_end = innermost is sys._getframe() or code.co_name == "__next__"
-            is_method = code.co_varnames[:1] == ("self",)
-            if is_end or (is_method and isinstance(innermost.f_locals.get("self"), Iterator)):
+            frame = _innermost(error.__traceback__)
+            if frame is None or _is_method_of_iterator(frame):
                 return
-            raise NotAnEnd(error, f"{code.co_name}()") from error
+            raise NotAnEnd(error, f"{frame.f_code.co_name}()") from error
         yield one
+
+
+def _innermost(trace: TracebackType | None) -> FrameType | None:
+    """Return the frame of Python below ours in which an error was raised; None if there is none."""
+    found, trace = None, None if trace is None else trace.tb_next
+    while trace is not None:
+        # Cython makes frames, too, by the names of its methods; an end is raised there as in C.
+        if "." not in trace.tb_frame.f_code.co_name:
+            found = trace.tb_frame
+        trace = trace.tb_next
+    return found
+
+
+def _is_method_of_iterator(frame: FrameType) -> bool:
+    """Return whether the frame is of an iterator's own method; one iterator may call another."""
+    code = frame.f_code
+    if code.co_name == "__next__":
+        return True
+    if not code.co_argcount:
+        return False
+    kind = type(frame.f_locals.get(code.co_varnames[0]))
+    if not issubclass(kind, Iterator):
+        return False
+    methods = (one for base in kind.__mro__ for one in vars(base).values())
+    return any(getattr(one, "__code__", None) is code for one in methods)

@@ -21,7 +21,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.session import default_file_system, has_delta_format
 from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommitter
 from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
-from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, check_creates
+from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, check_creates, plain_url
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (
     Append,
@@ -109,8 +109,9 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
     defaults = table_defaults(spark)
     stream = json.loads(context.schema.json())["fields"]
     by_spark = why_staged_as_rows(sink, table, stream, defaults)
-    if why := next(filter(None, _find_misfits(sink, context.schema, table)), ""):
-        raise _make_refusal(sink, context, why)
+    for why, to_do in _find_misfits(sink, context.schema, table):
+        if why:
+            raise _make_refusal(sink, context, why, to_do)
     if by_spark and not has_delta_format(spark):
         why, what_to_do = how_to_get_delta(str(SparkMinor.of(spark.version)))
         raise EnvironmentFault(
@@ -174,30 +175,37 @@ def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> No
             )
 
 
-def _find_misfits(sink: DeltaSinkSettings, schema: T.StructType, table: TableInfo | None) -> Iterator[str]:
-    """Yield why a table that exists, or that the first commit creates, cannot take a stream."""
+def _find_misfits(
+    sink: DeltaSinkSettings, schema: T.StructType, table: TableInfo | None
+) -> Iterator[tuple[str, str]]:
+    """Yield why a table, also one that the first commit creates, cannot take a stream, and what to do."""
     mode, partition_by = sink.mode, sink.partition_by if table is None else table.partition_by
     if table is not None and table.is_append_only and not isinstance(mode, Append):
-        yield "it has delta.appendOnly, and takes Append() only"
+        to_do = "use Append(), or ALTER TABLE ... UNSET TBLPROPERTIES ('delta.appendOnly')"
+        yield "it has delta.appendOnly, and takes Append() only", to_do
     for field in schema.fields:
         if field.name.lower() in map(str.lower, partition_by) and (why := why_no_partition(field.dataType)):
-            yield f"its partition column '{field.name}' is {field.dataType.simpleString()}: {why}"
+            to_do = f"partition {sink.path} by another column, such as hex({field.name})"
+            yield f"its partition column '{field.name}' is {field.dataType.simpleString()}: {why}", to_do
     if isinstance(mode, OverwritePartitions) and not partition_by:
-        yield "it has no partitions that are overwritten, and the sink no partition_by"
+        to_do = "give DeltaSink partition_by, or use a partitioned table"
+        yield "it has no partitions that are overwritten, and the sink no partition_by", to_do
     if table is None:
-        yield why_no_table([schema[name] for name in list_stored_names(mode, schema.names)], partition_by)
+        stored = [schema[name] for name in list_stored_names(mode, schema.names)]
+        yield why_no_table(stored, partition_by), ""
         return
     if sink.partition_by and tuple(sink.partition_by) != partition_by:
-        yield f"it is partitioned by {', '.join(partition_by) or 'nothing'}"
-    yield why_unfit(table, mode, schema.jsonValue()["fields"], sink.schema_evolution)
+        yield f"it is partitioned by {', '.join(partition_by) or 'nothing'}", ""
+    yield why_unfit(table, mode, schema.jsonValue()["fields"], sink.schema_evolution), ""
     # Delta cannot MERGE into a table with a CHAR column, whatever its role. In a partition column a text with
     # padding and one without would be two partitions.
     for name in table.padded:
         if isinstance(mode, Upsert) or (isinstance(mode, OverwritePartitions) and name in partition_by):
-            yield f"its column {name} is a CHAR, which Delta pads; a VARCHAR or STRING has no padding"
+            to_do = "make the column a VARCHAR or STRING: CREATE OR REPLACE TABLE ... AS SELECT ..."
+            yield f"its column {name} is a CHAR, which Delta pads", to_do
     for key in mode.keys if isinstance(mode, Upsert) else ():
         if table.is_collated(key):
-            yield f"the collation of its column {key} takes different keys for one"
+            yield f"the collation of its column {key} takes different keys for one", ""
 
 
 def _check_constraints(
@@ -225,12 +233,14 @@ def _check_constraints(
             raise _make_refusal(sink, context, f"Delta has no MERGE for it: {why}")
 
 
-def _make_refusal(sink: DeltaSinkSettings, context: SinkContext, why: str) -> SchemaError:
+def _make_refusal(
+    sink: DeltaSinkSettings, context: SinkContext, why: str, what_to_do: str = ""
+) -> SchemaError:
+    evolves = "" if sink.schema_evolution.value != "NONE" else ", or allow it with schema_evolution"
     return SchemaError(
         f"the Delta table {sink.path} refuses the stream of sink '{context.uid}'",
         why=why,
-        what_to_do="change the stream's fields, or the table with ALTER TABLE"
-        + ("" if sink.schema_evolution.value != "NONE" else ", or allow it with schema_evolution"),
+        what_to_do=what_to_do or f"change the stream's fields, or the table with ALTER TABLE{evolves}",
     )
 
 
@@ -308,7 +318,7 @@ def require_tables_apart(sinks: Iterable[tuple[str, Sink]]) -> None:
 def _canonical(path: str) -> str:
     """Return the canonical form of a table's path."""
     if "://" in path and not path.startswith("file:"):
-        scheme, _, rest = path.partition("://")
+        scheme, _, rest = plain_url(path).partition("://")
         return f"{scheme.lower()}://{posixpath.normpath(rest)}"
     local = unquote(urlparse(path).path) if path.startswith("file:") else path
     return posixpath.realpath(local)

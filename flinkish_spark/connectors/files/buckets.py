@@ -10,6 +10,7 @@ import calendar
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -319,8 +320,9 @@ def check_levels(assigners: Sequence[BucketAssigner]) -> None:
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(_FOLDER_NAME.pattern, name, re.DOTALL):
             raise ConfigError(f"a bucket folder cannot be called {name!r}", what_to_do=_FOLDER_ADVICE)
-        if sum(name.lower() == other.lower() for other in names) > 1:
-            what = f"two levels of bucket_by have the name '{name.lower()}'"
+    for name, times in Counter(name.lower() for name in names).items():
+        if times > 1:
+            what = f"two levels of bucket_by have the name '{name}'"
             raise ConfigError(what, what_to_do="give each folder a name of its own")
 
 

@@ -270,7 +270,7 @@ def to_mismatch_error(
     """Return the error about values that have no place in the reader's schema."""
     if policy is OnSchemaChange.EVOLVE:
         return RetriableError(
-            f"records were written with {writer.name}, which cannot be read with the schema of the source",
+            f"records were written with {writer.name}, which does not fit the schema of the source",
             why=f"{what}; the job starts again and reads with the newest schema",
             what_to_do="wait: the job starts again by itself",
             schema_id=writer.schema_id,

@@ -126,7 +126,7 @@ class OptionReader:
         value = self.text(name)
         if value is None:
             return None
-        if not re.fullmatch(pattern, value, re.IGNORECASE):
+        if not re.fullmatch(pattern, value, re.IGNORECASE | re.ASCII):
             raise make_option_error(name, value, what_to_do)
         return value.lower()
 
@@ -143,7 +143,7 @@ class OptionReader:
 EARLIEST, LATEST = -2, -1
 _OF_JOBS = (CONTROL_PATH, PIECES, FIRST_OFFSETS, HELD_SOURCE, HELD_PATH, UPSTREAM, UPSTREAM_START)
 _UNIT_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
-_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE)
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d|)", re.IGNORECASE | re.ASCII)
 _DEFAULT_TRIGGER_DELAY_MS = 900_000
 _Choice = TypeVar("_Choice", bound=enum.Enum)
 

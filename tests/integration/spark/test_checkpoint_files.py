@@ -166,3 +166,9 @@ def test_a_platforms_own_class_for_local_files_stays(
             assert spark.conf.get(LOCAL_FILES, None) is None
     finally:
         conf.set(LOCAL_FILES, default)
+    spark.conf.set(LOCAL_FILES, "org.example.OwnFiles")
+    try:
+        with query_conf(spark, 2):
+            assert spark.conf.get(LOCAL_FILES) == "org.example.OwnFiles"
+    finally:
+        spark.conf.unset(LOCAL_FILES)

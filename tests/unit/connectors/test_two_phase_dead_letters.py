@@ -257,6 +257,8 @@ def test_what_is_inside_a_sink_is_looked_at_before_a_start() -> None:
         SinkGroup({"ledger": inner, "copy": DeltaSink("/lake/a")}, checkpoint_location="/data/c")
     with pytest.raises(ConfigError, match=r"'ledger.dead-letters' is used twice"):
         SinkGroup({"ledger": inner, "ledger.dead-letters": DeltaSink("/b")}, checkpoint_location="/data/c")
+    with pytest.raises(GraphError, match=r"'one' and 'two' write the same Delta table"):
+        require_tables_apart([("one", DeltaSink("s3://lake/a")), ("two", DeltaSink("s3a://lake/a/"))])
     require_tables_apart([*inner.parts("ledger"), ("copy", DeltaSink("/lake/b"))])
     nodes = planned(("ledger", inner), ("ledger.dead-letters", DeltaSink("/lake/b"))).sinks
     graph = SimpleNamespace(sinks=nodes, uids=lambda: tuple(node.uid for node in nodes))

@@ -46,6 +46,11 @@ from flinkish_spark.worker.keyed_operator import OperatorError
 NUMBERS = [1, 2, 3, 4]
 
 
+def first_of(self: Iterator[int]) -> int:
+    """A function, and no method, of an iterator."""
+    return next(self)
+
+
 def failing(number: int) -> int:
     if number == 3:
         raise StopIteration("no such number")
@@ -116,6 +121,7 @@ class Indexed:
         lambda: Converting(),
         lambda: map(str, Converting()),
         lambda: Converting().lazy(),
+        lambda: map(first_of, [iter([1]), iter([2]), iter([])]),
     ],
 )
 def test_a_failure_is_not_the_end(given: Callable[[], Any]) -> None:

@@ -32,6 +32,7 @@ from flinkish_spark.connectors.kafka.client.oauth import (
 )
 from flinkish_spark.core.errors import AuthorizationError, ConfigError, RetriableError
 from flinkish_spark.core.secrets import EnvironmentSecret, FileSecret, place_of, secret_of
+from flinkish_spark.core.validation import unusable
 from flinkish_spark.protocol.choices import closest
 
 _OPTIONS = frozenset(
@@ -331,8 +332,11 @@ def _read_in_jaas(found: re.Match[str]) -> str:
     return f'{found[1]}"{escaped}"'
 
 
-def _check_servers(servers: str) -> str:
-    checked = [one.strip() for one in str(servers).split(",")]
+def _check_servers(servers: object) -> str:
+    if not isinstance(servers, str):
+        what_to_do = 'give one text, such as "broker1:9092,broker2:9092"'
+        raise unusable("bootstrap_servers", servers, wanted="a text", what_to_do=what_to_do)
+    checked = [one.strip() for one in servers.split(",")]
     for one in checked:
         if not _SERVER.fullmatch(one) or not 0 < int(one.rpartition(":")[2]) < 65536:
             what_to_do = "write it as host:port, with a port from 1 to 65535"

@@ -238,12 +238,12 @@ class ProducerSettings:
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
             name = given.removeprefix(_PREFIX)
-            if name in PRODUCER_WITHOUT_MEANING:
+            if name in PRODUCER_WITHOUT_MEANING and isinstance(value, str):
                 continue
             what = ""
             what_to_do = closest(name, PRODUCER_SETTINGS)
             what_to_do = what_to_do or f"leave it out; known are {', '.join(sorted(_KNOWN))}"
-            if name not in _KNOWN:
+            if name not in _KNOWN and name not in PRODUCER_WITHOUT_MEANING:
                 what = "is not known: a setting is taken if it changes nothing that the sink promises"
                 if is_connection_option(name):
                     what_to_do = f"give it to options: options={{'{name}': ...}}"

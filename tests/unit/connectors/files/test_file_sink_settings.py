@@ -44,6 +44,18 @@ FIELDS = T.StructType().add("id", "long").add("name", "string").add("tags", T.Ar
 HOUR_MS = 3_600_000
 
 
+class Numbered(BucketAssigner):
+    """Names a folder by a number."""
+
+    names = (5,)
+
+    def columns(self, now_ms):
+        return {}
+
+    def check(self, schema, uid):
+        pass
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -119,6 +131,7 @@ HOUR_MS = 3_600_000
         ({"bucket_by": "country"}, "must be an instance of BucketAssigner, or a list of BucketAssigner"),
         ({"bucket_by": [ColumnBuckets("a"), ExpressionBuckets("A", "1")]}, "two levels.*'a'"),
         ({"bucket_by": ColumnBuckets("_hidden")}, "cannot be called '_hidden'"),
+        ({"bucket_by": [ColumnBuckets("a"), Numbered()]}, "cannot be called 5"),
         ({"rolling": 5}, "give a RollOnCheckpoint or a RollingPolicy"),
         ({"compaction": 5}, "compaction is 5"),
         ({"partition_commit": ProcessTime()}, "partition_commit is"),

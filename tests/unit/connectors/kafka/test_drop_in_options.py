@@ -81,6 +81,8 @@ def test_defaults_are_sparks_but_for_the_isolation() -> None:
         ({"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "3"}, "above maxOffsetsPerTrigger"),
         ({"maxTriggerDelay": "soon"}, "15m or 30s"),
         ({"failOnDataLoss": "maybe"}, "true or false"),
+        ({"failOnDataLoss": "fal\u017fe"}, "true or false"),
+        ({"startingTimestamp": "\u0663"}, "milliseconds since 1970"),
         ({"kafka.auto.offset.reset": "earliest"}, "startingOffsets"),
         ({"kafka.enable.auto.commit": "true"}, "flinkish.group.id"),
         ({"kafka.value.deserializer": "x"}, "bytes"),

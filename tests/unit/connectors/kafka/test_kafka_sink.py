@@ -96,6 +96,13 @@ def test_producer_settings_that_are_the_sinks_own_are_refused(
     assert "s3cret" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["retries", "buffer.memory", "linger.ms"])
+@pytest.mark.parametrize("value", [5, True, None, {}])
+def test_a_producer_setting_is_text_also_one_that_changes_nothing(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"'{name}' must be text"):
+        sink(producer={name: value})
+
+
 def test_what_changes_nothing_may_be_set() -> None:
     harmless = {"acks": "all", "kafka.enable.idempotence": "TRUE", "retries": "5", "linger.ms": "5"}
     assert sink(producer=harmless).producer_option("enable.idempotence") == "TRUE"
