@@ -238,19 +238,14 @@ class ProducerSettings:
         parsed: dict[str, Any] = {}
         for given, value in settings.items():
             name = given.removeprefix(_PREFIX)
-            if name in PRODUCER_WITHOUT_MEANING and isinstance(value, str):
-                continue
-            what = ""
-            what_to_do = closest(name, PRODUCER_SETTINGS)
-            what_to_do = what_to_do or f"leave it out; known are {', '.join(sorted(_KNOWN))}"
-            if name not in _KNOWN and name not in PRODUCER_WITHOUT_MEANING:
+            if name not in PRODUCER_SETTINGS:
                 what = "is not known: a setting is taken if it changes nothing that the sink promises"
-                if is_connection_option(name):
-                    what_to_do = f"give it to options: options={{'{name}': ...}}"
-            elif not isinstance(value, str):
-                what, what_to_do = "must be text", "write it in quotes"  # type: ignore[unreachable]
-            if what:
-                raise ConfigError(f"the producer setting '{given}' {what}", what_to_do=what_to_do)
+                raise ConfigError(f"the producer setting '{given}' {what}", what_to_do=_advise(name))
+            if not isinstance(value, str):
+                what = f"the producer setting '{given}' must be text"  # type: ignore[unreachable]
+                raise ConfigError(what, what_to_do="write it in quotes")
+            if name in PRODUCER_WITHOUT_MEANING:
+                continue
             attribute, parse = _KNOWN[name]
             result = parse(name, value)
             if attribute:
@@ -259,6 +254,12 @@ class ProducerSettings:
             what = "the producer setting 'acks' must be all: a record that only the leader has can be lost"
             raise ConfigError(what, what_to_do="leave it out")
         return cls(**parsed)
+
+
+def _advise(unknown: str) -> str:
+    if is_connection_option(unknown):
+        return f"give it to options: options={{'{unknown}': ...}}"
+    return closest(unknown, PRODUCER_SETTINGS) or f"leave it out; known are {', '.join(sorted(_KNOWN))}"
 
 
 @dataclass(frozen=True, slots=True)
