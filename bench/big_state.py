@@ -25,7 +25,7 @@ from pathlib import Path
 
 import psutil
 
-from flinkish_spark.bridge.session import PRELOADING_DAEMON
+from flinkish_spark.bridge.worker_processes import PRELOADING_DAEMON
 
 ROWS = 500_000
 FEW = 10_000

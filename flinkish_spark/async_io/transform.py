@@ -16,6 +16,7 @@ from flinkish_spark.async_io.recorded_answers import AnswerRecording, Outputs, R
 from flinkish_spark.async_io.rows import AnswerPlace, AsyncRows
 from flinkish_spark.async_io.wait import AsyncSpec
 from flinkish_spark.contracts.calls import NO_PLACE, CallPlace, Evaluation, Stream
+from flinkish_spark.core.arrow_pass import Worker
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.job_dir import answers_folder
@@ -26,7 +27,6 @@ from flinkish_spark.planning.transforms import (
     find_control_fields,
     resolve_output_fields,
 )
-from flinkish_spark.transport.columns import Worker
 from flinkish_spark.worker.functions import RowFunction
 
 

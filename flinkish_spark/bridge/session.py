@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import logging
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import uuid
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,15 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkContext
 from pyspark.errors.exceptions.base import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from flinkish_spark.bridge import interpreter
-from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.jars import (
@@ -380,8 +375,6 @@ _LEAST_JAVA, _JAVA_VERSION = 17, re.compile(r'version "(?:1\.)?(\d+)')
 
 #: Kills an executor if a cancelled task does not end; as Flink's `task.cancellation.timeout`.
 REAPING_CONF = {"spark.task.reaper.enabled": "true", "spark.task.reaper.killTimeout": "180s"}
-#: A daemon that forks Python workers after the imports that they need.
-PRELOADING_DAEMON = "flinkish_spark.worker.daemon"
 
 
 def spark_conf(jars: Iterable[str | Path]) -> dict[str, str]:
@@ -582,8 +575,6 @@ def _java() -> str | None:
 
 
 _PYTHON = "spark.pyspark.python"
-#: JVMs that are warmed up or warming up.
-_WARMED: weakref.WeakSet[SparkContext] = weakref.WeakSet()
 
 
 def scratch_folder(spark: SparkSession) -> Path:
@@ -643,53 +634,3 @@ def blind_hosts(spark: SparkSession, folder: Path) -> list[str]:
         return sorted(set(ask_executors(spark, blind)))
     finally:
         marker.unlink(missing_ok=True)
-
-
-def preload_workers(spark: SparkSession) -> None:
-    """Make Spark's Python processes load compiled modules; those of a local master import before they fork.
-
-    A daemon that the user has chosen stays.
-    """
-    # Each function that is sent to Spark carries this environment. A host without the folder ignores it.
-    environment, folder = spark.sparkContext.environment, str(interpreter.FOLDER)
-    entries = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if folder not in entries:
-        environment["PYTHONPATH"] = os.pathsep.join([folder, *entries])
-    # Other executors, and even tasks of a local master, may get this package by --py-files, which is too late
-    # for a daemon.
-    if runs_tasks_itself(spark) and _has_package(spark.sparkContext.pythonExec):
-        # Spark reads the setting whenever it starts a Python task.
-        conf = spark.sparkContext._jsc.sc().env().conf()
-        conf.setIfMissing("spark.python.daemon.module", PRELOADING_DAEMON)
-
-
-@functools.cache
-def _has_package(python: str) -> bool:
-    """Return True if an interpreter finds this package without the paths that Spark adds for tasks."""
-    look = "import importlib.util as util; raise SystemExit(util.find_spec('flinkish_spark') is None)"
-    return subprocess.run([python, "-c", look], check=False, stderr=subprocess.DEVNULL).returncode == 0
-
-
-def is_cold(spark: SparkSession) -> bool:
-    """Return True, once per JVM, if tasks run in this session's JVM and it is not warmed up."""
-    if not runs_tasks_itself(spark) or spark.sparkContext in _WARMED:
-        return False
-    _WARMED.add(spark.sparkContext)
-    return True
-
-
-def warm_up(spark: SparkSession) -> None:
-    """Run an empty Python task, and load RocksDB; never raises."""
-    try:
-        with span("Python's workers to be started, beside the start"):
-            rows = spark.range(0, 1, 1, 1).mapInArrow(_pass_through, "id BIGINT")
-            rows._jdf.queryExecution().toRdd().count()
-        with span("RocksDB to be loaded, beside the start"):
-            jvm(spark).org.rocksdb.RocksDB.loadLibrary()
-    except Exception as error:
-        # The first micro-batch reports the same error better.
-        LOG.debug("warming up failed: %s", error)
-
-
-def _pass_through(batches: Iterator[Any]) -> Iterator[Any]:
-    return batches

@@ -410,7 +410,7 @@ class BufferWriter(SinkWriter):
     def stage(self, request: StageRequest) -> StageResult:
         context = self._context
         stage = StageToBuffer(context.place, int(context.owner_epoch), request.block, self._check)
-        found = collect_reports(request.rows, stage)
+        found = collect_reports(request.source, stage)
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
             BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})

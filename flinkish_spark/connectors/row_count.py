@@ -9,7 +9,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import ArrowPass, Worker, map_in_arrow
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import InternalError
 from flinkish_spark.protocol.ids import CheckpointId
@@ -74,6 +76,9 @@ class RowCount:
         )
 
 
-def collect_reports(rows: DataFrame, function: Any) -> Sequence[dict[str, Any]]:
-    found = [json.loads(row.report) for row in C.map_in_arrow(rows, function, "report STRING").collect()]
+_REPORT = T.StructType([T.StructField("report", T.StringType())])
+
+
+def collect_reports(rows: DataFrame | ArrowPass, function: Worker) -> Sequence[dict[str, Any]]:
+    found = [json.loads(row.report) for row in map_in_arrow(rows, function, _REPORT).collect()]
     return sorted(found, key=lambda report: int(report["partition"]))

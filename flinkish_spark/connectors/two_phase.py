@@ -35,6 +35,7 @@ from flinkish_spark.contracts.sink import (
     StageRequest,
     StageResult,
 )
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
     BadRecordError,
@@ -53,7 +54,6 @@ from flinkish_spark.core.suggestions import closest
 from flinkish_spark.core.validation import check_methods
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
-from flinkish_spark.transport.columns import map_in_arrow
 
 #: Result of a method that ends a transaction; None: it is done.
 Answer = CommitAnswer | Outcome | None
@@ -657,7 +657,7 @@ class TwoPhaseWriter(SinkWriter):
             batch=batch_label(request),
             refusals=refusals,
         )
-        return map_in_arrow(request.rows, stage, TASK_SCHEMA)
+        return map_in_arrow(request.source, stage, TASK_SCHEMA)
 
 
 def batch_label(request: StageRequest) -> str:

@@ -36,6 +36,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.contracts.dataset import Dataset
+from flinkish_spark.core.arrow_pass import ArrowPass, frame_of
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AnotherTimelineError
 from flinkish_spark.core.store_spec import StoreSpec
@@ -132,9 +133,8 @@ class GroupOffsets:
 class StageRequest:
     """One micro-batch to stage."""
 
-    #: A batch DataFrame: the control columns kind, checkpoint, channel, hash in this order, then
-    #: the stream's fields. Barriers are among the rows; every writer task reports those it saw.
-    rows: DataFrame
+    #: What makes :attr:`rows`; a writer that applies one worker to them goes on with it in the same pass.
+    source: DataFrame | ArrowPass
     lineage: Lineage
     batch: BatchId
     #: A number unique among micro-batches in flight, leased until the receipt.
@@ -151,6 +151,14 @@ class StageRequest:
     columns: Mapping[str, str] = field(default_factory=dict)
     #: The checkpoint is this micro-batch alone; there are no barriers among the rows.
     is_whole_checkpoint: bool = False
+
+    @property
+    def rows(self) -> DataFrame:
+        """A batch DataFrame: the control columns kind, checkpoint, channel, hash, then the stream's fields.
+
+        Barriers are among the rows; every writer task reports those it saw.
+        """
+        return frame_of(self.source)
 
     def find_checkpoint(self, tasks: Sequence[TaskAck]) -> CheckpointId | None:
         """Return the checkpoint that ends with these rows; None if they have no barrier."""

@@ -22,13 +22,11 @@ from flinkish_spark.bridge.query_threads import JobThreads
 from flinkish_spark.bridge.session import (
     active_session,
     ask_kafka_first,
-    is_cold,
-    preload_workers,
     runs_tasks_itself,
-    warm_up,
 )
 from flinkish_spark.bridge.settings import SETTINGS, query_conf
 from flinkish_spark.bridge.stores import spark_stores
+from flinkish_spark.bridge.worker_processes import is_cold, preload_workers, warm_up
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TrackedStaging
 from flinkish_spark.checkpoint.failures import add_place
@@ -54,6 +52,7 @@ from flinkish_spark.contracts.sink import (
     StageResult,
 )
 from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.arrow_pass import ArrowPass, frame_of
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import (
@@ -312,7 +311,7 @@ class SinkStaging:
 
     def _stage(
         self,
-        rows: DataFrame,
+        rows: DataFrame | ArrowPass,
         sinks: Sequence[PlannedSink],
         parts: StagedParts,
         columns: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
@@ -341,7 +340,11 @@ class SinkStaging:
         return done
 
     def _request(
-        self, rows: DataFrame, sink: PlannedSink, parts: StagedParts, columns: Mapping[str, str]
+        self,
+        rows: DataFrame | ArrowPass,
+        sink: PlannedSink,
+        parts: StagedParts,
+        columns: Mapping[str, str],
     ) -> StageRequest:
         # Another sink of the same rows has counted them; the digests must agree in the end.
         known = None if sink.rows is None else parts.counted.get(sink.rows)
@@ -358,8 +361,8 @@ class SinkStaging:
         return [offsets for offsets in found if offsets is not None]
 
     @staticmethod
-    def _count_records(rows: DataFrame) -> int:
-        return rows.where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
+    def _count_records(rows: DataFrame | ArrowPass) -> int:
+        return frame_of(rows).where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
 
 
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):

@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import APPEND, calls_python, native_parts, why_not_streamed
 from flinkish_spark.bridge.session import streaming_sources
+from flinkish_spark.core.arrow_pass import ComposedWorker, Worker, map_in_arrow
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.planning.declare import KeyPart, check_same_fields, make_key_workers
@@ -49,7 +50,7 @@ from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.job_graph import ChainingStrategy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import ORIGIN, InputPath, InputPaths, ParallelWorkers
-from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, add_position
+from flinkish_spark.transport.columns import Origins, add_position
 from flinkish_spark.transport.routes import InputRecords
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX, check_field_names, nullable
@@ -254,7 +255,7 @@ def _deal_in_workers(
     frame: DataFrame, inputs: tuple[InputPath, ...], control: T.StructType
 ) -> list[SharedRows]:
     deal = InputPaths(inputs, control)
-    made = C.map_in_arrow(frame, deal, deal.columns)
+    made = map_in_arrow(frame, deal, deal.columns)
     return [
         SharedRows(made, InputRecords(number), tuple(zip(one.names, one.made.names, strict=True)))
         for number, one in enumerate(inputs)
@@ -420,7 +421,7 @@ def _apply_record_function(stream: RecordStream, function: RecordFunction) -> Re
         raise ControlRowError
     worker, made = kept.make_wrapped_worker(stream.frame.schema)
     passing = ControlRowBypass(worker, made)
-    frame = C.map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
+    frame = map_in_arrow(stream.frame, passing, passing.columns, kept.settings.resources)
     return replace(stream, frame=frame, has_kept_times=stream.is_timed, fields=find_fields(made))
 
 
@@ -514,9 +515,9 @@ def assign_times(stream: RecordStream, strategy: WatermarkStrategy) -> RecordStr
     stage = TimeStage(function, strategy.generator, stream.source, stream.origins)
     columns = stage.columns(timed.schema)
     if not stream.is_marked:
-        return replace(stream, frame=C.map_in_arrow(timed, stage, columns))
+        return replace(stream, frame=map_in_arrow(timed, stage, columns))
     passing = ControlRowBypass(stage, columns)
-    return replace(stream, frame=C.map_in_arrow(timed, passing, passing.columns))
+    return replace(stream, frame=map_in_arrow(timed, passing, passing.columns))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import ComposedWorker, map_in_arrow
 from flinkish_spark.core.elements import OutputTag, OutputType
 from flinkish_spark.core.errors import GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.fields import Range, check_arguments
@@ -38,7 +39,7 @@ from flinkish_spark.planning.stream_graph import (
     StreamGraph,
     StreamNode,
 )
-from flinkish_spark.transport.columns import ComposedWorker, Origins, map_in_arrow
+from flinkish_spark.transport.columns import Origins
 from flinkish_spark.types import hints
 from flinkish_spark.types.ddl import parse_ddl
 from flinkish_spark.types.schemas import PREFIX, output_schema

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.state import GroupStateTimeout
 
 from flinkish_spark.bridge.plans import name_operators, name_scan
 from flinkish_spark.contracts.operators import OperatorFactory
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.elements import OutputTag
 from flinkish_spark.core.errors import GraphError
 from flinkish_spark.functions.keyed import KeyedCoProcessFunction, KeyedProcessFunction
@@ -305,7 +306,7 @@ def _pack_inputs(shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
         ControlRows.BARRIERS if one.place == first else ControlRows.NONE for one in shares[1:]
     ]
     deal = InputPackers(tuple(one.deal_blocks(marks, own) for one, own in zip(shares, takes, strict=True)))
-    return C.map_in_arrow(C.map_in_arrow(narrow, route, route.columns), deal, deal.columns)
+    return map_in_arrow(map_in_arrow(narrow, route, route.columns), deal, deal.columns)
 
 
 def _label_scan(frame: DataFrame, shares: Sequence[_InputShare], *, is_alone: bool) -> DataFrame:
@@ -364,7 +365,7 @@ def plan_operators(operators: Sequence[KeyedParts]) -> list[tuple[TaggedStream, 
     fields = tuple(of_output for one in found for of_output in one.outputs)
     unpacker = BlockUnpacker(fields, timed)
     named = name_operators(applied, [one.parts.node.uid for one in found])
-    frame = C.map_in_arrow(named, unpacker, unpacker.columns)
+    frame = map_in_arrow(named, unpacker, unpacker.columns)
     outputs = tuple(tuple(of_output.names) for of_output in fields)
     made = []
     for one in found:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.settings import SETTINGS, SHUFFLE_PARTITIONS
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.suggestions import describe_choices
@@ -119,7 +120,7 @@ class CustomPartitioning:
         target = RecordPartitioner(self.partition, key, tasks)
         function = RowFunction(self.name, target, self.rich, self.origins, counts_as=self.counts_as)
         worker = AppendColumns(function, frame.schema, _TARGET_FIELDS, (TARGET,))
-        placed = C.map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
+        placed = map_in_arrow(frame, worker, worker.columns).selectExpr(*_WITH_PLACE)
         # A row that is no record has no target: Spark sends null to the first task.
         return _restore_order(placed.repartitionById(tasks, TARGET)).drop(TARGET)
 

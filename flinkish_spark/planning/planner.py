@@ -17,6 +17,7 @@ from flinkish_spark.bridge.session import why_no_resources
 from flinkish_spark.connectors.control_source import load_control
 from flinkish_spark.contracts.calls import NO_PLACE, CallPlace, Stream
 from flinkish_spark.contracts.source import NO_JOB, JobPlace, SourceNode
+from flinkish_spark.core.arrow_pass import is_made_by_workers
 from flinkish_spark.core.errors import ConfigError, GraphError
 from flinkish_spark.planning.beginning import NOTHING, Beginning
 from flinkish_spark.planning.between import (
@@ -347,7 +348,7 @@ class Planner:
         if isinstance(step, TransformNode):
             made = _apply_transform(parent, self._prepare_function(step, path, chain, names, parent))
             is_of_source = isinstance(made, RecordStream) and find_frame_function(step) is not None
-            if is_of_source and C.is_made_by_workers(made.frame):
+            if is_of_source and is_made_by_workers(made.frame):
                 self._in_arrow.add(step)
             return made
         assert isinstance(parent, RecordStream), "refused where it was declared"

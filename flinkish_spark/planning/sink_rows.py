@@ -23,6 +23,7 @@ from flinkish_spark.bridge.plans import (
 )
 from flinkish_spark.contracts.calls import Recording
 from flinkish_spark.contracts.sink import Sink
+from flinkish_spark.core.arrow_pass import ArrowPass, ComposedWorker, Worker, map_in_arrow, map_in_pass
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.planning.logical_plan import LogicalPlan
 from flinkish_spark.planning.partitioning import is_partitioning
@@ -42,7 +43,6 @@ from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, source_of
 from flinkish_spark.protocol.savepoints import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.columns import Worker
 from flinkish_spark.transport.sink_rows import CONTROL, PACKED, PackBatches, SinkFanOut, UnpackBatches
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
@@ -444,14 +444,14 @@ class WorkersRows:
         return replace(self, frame=self._pack_rows().persist(), worker=UnpackBatches())
 
     def _pack_rows(self) -> DataFrame:
-        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, PackBatches())), PACKED)
+        return map_in_arrow(self.frame, ComposedWorker((self.worker, PackBatches())), PACKED)
 
     def release(self) -> None:
         self.frame.unpersist()
 
-    def select_sink(self, sink: PlannedSink) -> DataFrame:
+    def select_sink(self, sink: PlannedSink) -> ArrowPass:
         own = self.sinks[sink.uid]
-        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, *own.workers)), own.columns)
+        return map_in_pass(self.frame, ComposedWorker((self.worker, *own.workers)), own.columns)
 
     def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
         """Return the sinks whose rows one pass can make; None if there are fewer than two."""
@@ -464,11 +464,11 @@ class WorkersRows:
                 able[sink.uid] = named
         return JoinedByWorkers(able) if len(able) > 1 else None
 
-    def select_joined(self, joined: JoinedByWorkers) -> DataFrame:
+    def select_joined(self, joined: JoinedByWorkers) -> ArrowPass:
         """Return rows whose position says to which sink they belong; only another worker can read them."""
         each = SinkFanOut(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
         # No batch has the columns of all sinks, and no batch leaves the pass.
-        return C.map_in_arrow(self.frame, C.ComposedWorker((self.worker, each)), each.columns)
+        return map_in_pass(self.frame, ComposedWorker((self.worker, each)), each.columns)
 
 
 def _run(frame: DataFrame) -> None:

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import name_chain, name_scan
+from flinkish_spark.core.arrow_pass import ComposedWorker, find_pass
 from flinkish_spark.planning.sink_rows import (
     DeferredPass,
     PlannedSink,
@@ -88,10 +89,10 @@ class StreamUnion:
     def plan_deferred_pass(self, sinks: Sequence[PlannedSink]) -> DeferredPass | None:
         """Return the last pass of the plan, if it makes the rows of all sinks."""
         (chain, first), *others = self._ends.items()
-        made = None if first.by_workers is None else C.find_pass(first.by_workers)
+        made = None if first.by_workers is None else find_pass(first.by_workers)
         if made is None or any(other.by_workers is not first.by_workers for _, other in others):
             return None
-        given, worker = made
+        given, worker = made.given, ComposedWorker(made.workers)
         streams, by_side = list(self._ends.values()), self._find_streams(range(len(self._ends)))
         workers = {sink.uid: make_sink_workers(sink, streams, by_side) for sink in sinks}
         of_sinks = {uid: own for uid, own in workers.items() if own is not None}

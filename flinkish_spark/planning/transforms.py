@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.bridge.plans import NotRowByRow, RowFilter, RowPlan, Selection, row_plan
+from flinkish_spark.core.arrow_pass import ComposedWorker, Worker, map_in_arrow
 from flinkish_spark.core.elements import OutputType
 from flinkish_spark.core.errors import FlinkishError, GraphError, SchemaError, UserFunctionError
 from flinkish_spark.core.fields import check_arguments
@@ -35,7 +36,7 @@ from flinkish_spark.planning.stream_graph import Input, Step, StreamNode, Transf
 from flinkish_spark.state.tables import as_fields
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import InputPath, InputPaths
-from flinkish_spark.transport.columns import ComposedWorker, Origins, Worker, map_in_arrow
+from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.select import SelectColumns
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quote_name
 from flinkish_spark.types.expressions import Expression
@@ -549,7 +550,7 @@ class WorkerPass(ReadRows):
         """Return control columns, and for records the output :attr:`fields`."""
         own = [F.col(quote_name(column)).alias(name) for column, name in self._input_names]
         given = frame.select(*self.deal.control.names, *own)
-        return C.map_in_arrow(given, self.deal, self.deal.columns)
+        return map_in_arrow(given, self.deal, self.deal.columns)
 
     @property
     def _input_names(self) -> tuple[tuple[str, str], ...]:

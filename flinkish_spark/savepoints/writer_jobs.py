@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.errors import (
     USER_FUNCTION_MARKER,
     EnvironmentFault,
@@ -50,7 +51,7 @@ from flinkish_spark.savepoints.writer_plan import (
 from flinkish_spark.savepoints.written_files import REPORT, DueTimers, WrittenFiles, read_reports
 from flinkish_spark.state.codec import HASH
 from flinkish_spark.state.operator_state import BROADCAST_KIND
-from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP, map_in_arrow
+from flinkish_spark.transport.columns import FIRST_PARTITION_GROUP
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.rows import arrow_schema
 

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import ComposedWorker, Worker
 from flinkish_spark.state.layered import Array
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import PACKED, BlockPacker, Packing
-from flinkish_spark.transport.columns import ComposedWorker, Worker
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import PREFIX

@@ -7,7 +7,6 @@ row. The kind is explicit: a null test cannot tell them apart, since pandas turn
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,18 +16,22 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from flinkish_spark.core.arrow_pass import (
+    ComposedWorker,
+    Worker,
+    copy_pass,
+    find_pass,
+    is_made_by_workers,
+    map_in_arrow,
+)
 from flinkish_spark.protocol.latency import FIRST_LATE_REPORTER, FIRST_OPERATOR_REPORTER
 from flinkish_spark.transport.routing import find_topic
 from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.schemas import PREFIX
 
 if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
     from pyspark.sql import types as T
 
-
-#: A function for mapInArrow, called once per task.
-Worker = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 KIND = "_fs_kind"
 CHECKPOINT = "_fs_checkpoint"
@@ -95,34 +98,6 @@ CONTROL = (KIND, CHECKPOINT, CHANNEL, SEQUENCE)
 SINK_CONTROL = (KIND, CHECKPOINT, CHANNEL, HASH)
 
 
-#: Names that PySpark does not parse: "a.b" would be a field of a STRUCT, "*" all columns.
-_WORD = re.compile(r"\w+")
-
-
-def map_in_arrow(
-    frame: DataFrame, worker: Worker, columns: T.StructType | str, resources: ResourceProfile | None = None
-) -> DataFrame:
-    """Apply a worker to a frame in Arrow batches; column names may be arbitrary.
-
-    `DataFrame.mapInArrow` parses each column's name as an expression. If the frame is the output of a worker,
-    both run in one pass, unless the frame is persisted.
-    """
-    given, workers = frame, tuple[Worker, ...]([worker])
-    before = getattr(frame, _PASS, None)
-    if isinstance(before, _Pass) and resources is None and not frame.is_cached:
-        given, workers = before.given, (*before.workers, worker)
-    run: Worker = worker if len(workers) == 1 else ComposedWorker(workers)
-    plain = given
-    if not all(map(_WORD.fullmatch, given.columns)):
-        plain = given.toDF(*(f"{PREFIX}column_{at}" for at in range(len(given.columns))))
-        run = _ColumnRenamer(run, tuple(given.columns))
-    said: dict[str, Any] = {} if resources is None else {"profile": resources}
-    made = plain.mapInArrow(run, columns, **said)
-    if resources is None and isinstance(made, DataFrame):
-        setattr(made, _PASS, _Pass(given, workers, columns))
-    return made
-
-
 def read_records(pieces: DataFrame, reader: Worker, columns: T.StructType) -> DataFrame:
     """Return the records of a source: Spark only gets the splits, a worker reads them."""
     return mark_records(map_in_arrow(pieces, reader, columns))
@@ -134,9 +109,7 @@ def mark_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = Mappin
     from flinkish_spark.bridge.plans import name_records
 
     named = name_records(frame, made_of)
-    made = getattr(frame, _PASS, None)
-    if made is not None:
-        setattr(named, _PASS, made)
+    copy_pass(frame, named)
     setattr(named, _MADE_OF, made_of)
     return named
 
@@ -168,35 +141,15 @@ def select_aliased(
     """Return a frame with at least these columns, under an alias set by `name_it`."""
     # Keep the output of workers, so that the next worker can run in the same pass: set the alias before the
     # workers.
-    made = getattr(frame, _PASS, None)
-    if not isinstance(made, _Pass) or frame.is_cached:
+    made = find_pass(frame)
+    if made is None:
         return name_it(frame.select(*(F.col(quote_name(name)) for name in names)))
     given = name_it(made.given)
     return frame if given is made.given else map_in_arrow(given, ComposedWorker(made.workers), made.columns)
 
 
-#: Attributes of a frame made by workers, and of one with a source's records.
-_PASS, _MADE_OF = f"{PREFIX}pass", f"{PREFIX}made_of"
-
-
-@dataclass(frozen=True, eq=False)
-class _Pass:
-    given: DataFrame
-    workers: tuple[Worker, ...]
-    columns: T.StructType | str
-
-
-@dataclass(frozen=True)
-class ComposedWorker:
-    """Several workers composed into one, each on the output of the one before."""
-
-    workers: tuple[Worker, ...]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        made = iter(batches)
-        for worker in self.workers:
-            made = worker(made)
-        return made
+#: Attribute of a frame with a source's records.
+_MADE_OF = f"{PREFIX}made_of"
 
 
 @dataclass(frozen=True)
@@ -211,30 +164,6 @@ class CopyColumns:
         for batch in batches:
             columns = [batch.column(name) for name, _ in pairs]
             yield pa.RecordBatch.from_arrays(columns, names=[name for _, name in pairs])
-
-
-@dataclass(frozen=True)
-class _ColumnRenamer:
-    """Renames the columns of batches for a worker."""
-
-    worker: Worker
-    names: tuple[str, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return self.worker(batch.rename_columns(list(self.names)) for batch in batches)
-
-
-def find_pass(frame: DataFrame) -> tuple[DataFrame, Worker] | None:
-    """Return the input frame of the workers that made a frame, and these workers; None if Spark made it."""
-    made = getattr(frame, _PASS, None)
-    if not isinstance(made, _Pass) or frame.is_cached:
-        return None
-    return made.given, ComposedWorker(made.workers)
-
-
-def is_made_by_workers(frame: DataFrame) -> bool:
-    """Return whether a frame is made by workers, so that a further one can run in the same pass."""
-    return find_pass(frame) is not None
 
 
 def add_position(records: DataFrame) -> DataFrame:

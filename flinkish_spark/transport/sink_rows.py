@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import Worker
 from flinkish_spark.transport import columns as C
-from flinkish_spark.transport.columns import Worker
 from flinkish_spark.transport.key_hash import hash_keys
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 

@@ -60,18 +60,25 @@ def preload() -> None:
 # PySpark's daemon collects garbage after every task: 50 ms of CPU with pandas, pyarrow and a Kafka client
 # loaded. Modules do not become garbage, so they are excluded.
 
-#: Process that has done it; a fork must do it again.
+#: Process that has done it, and how often it has been asked to; a fork must do it again.
 _frozen_in: int | None = None
+_asked = 0
 
 
 def freeze_modules() -> None:
-    """Exclude loaded objects from garbage collection, once per process; every task calls this."""
-    global _frozen_in
+    """Exclude loaded objects from garbage collection; every task calls this.
+
+    The first tasks of a process load more, so it is done at the first, second, fourth, eighth and so on call:
+    seldom enough that garbage in cycles, which stays when it is frozen, does not add up.
+    """
+    global _frozen_in, _asked
     if _frozen_in != os.getpid():
+        _frozen_in, _asked = os.getpid(), 0
+        end_with_the_task()
+    _asked += 1
+    if _asked.bit_count() == 1:
         gc.collect()
         gc.freeze()
-        _frozen_in = os.getpid()
-        end_with_the_task()
 
 
 # Spark kills the worker of a cancelled task if the task does not end within two seconds. But a task whose

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import Worker
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import run_batchwise
-from flinkish_spark.transport.columns import Worker
 from flinkish_spark.types.arrow_types import as_schema
 from flinkish_spark.types.rows import arrow_schema
 from flinkish_spark.types.schemas import nullable

@@ -18,6 +18,7 @@ from flinkish_spark.connectors.kafka.metadata import OF_VALUE, check_names, is_o
 from flinkish_spark.connectors.plain_formats import Raw
 from flinkish_spark.contracts.format import Changelog, Changes, Format, PartReader
 from flinkish_spark.contracts.source import JobPlace
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.changelogs import ROW_KIND, RowKind
 from flinkish_spark.core.errors import UNREADABLE_MARKER, BadRecordError, ConfigError, SchemaError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter, OnBadRecord, OnTombstone
@@ -184,7 +185,7 @@ class Deserializer:
         policy, parts = self.decoding.policy, self._make_parts(raw)
         if self.changelog is None:
             decode = DecodeRecords(parts, policy, tuple(raw.schema[name] for name in kept))
-            made = C.mark_records(C.map_in_arrow(raw, decode, decode.columns))
+            made = C.mark_records(map_in_arrow(raw, decode, decode.columns))
             if policy is OnBadRecord.DROP:
                 made = drop_bad_records(made, policy, counted_as).drop(REASON)
             return restore_frame_intervals(made, parts.fields)
@@ -204,7 +205,7 @@ class Deserializer:
         parts = self._make_parts(raw)
         if self.changelog is None:
             find = FindBadRecords(parts, raw.schema)
-            return C.map_in_arrow(raw, find, find.columns)
+            return map_in_arrow(raw, find, find.columns)
         read, reason = self._add_misfit(self.changelog, self._read_parts(raw, parts, fails=False))
         return read.withColumn(REASON, reason).where(F.col(REASON).isNotNull())
 
@@ -223,7 +224,7 @@ class Deserializer:
     def _read_parts(self, raw: DataFrame, parts: RecordParts, *, fails: bool) -> DataFrame:
         """Add the decoded parts as columns, for the expressions of a changelog."""
         read = ReadParts(parts, raw.schema, fails)
-        frame = C.map_in_arrow(raw, read, read.columns)
+        frame = map_in_arrow(raw, read, read.columns)
         for part in parts.all:
             if has_intervals(part.fields):
                 frame = frame.withColumn(part.column, restore_intervals(F.col(part.column), part.fields))

@@ -48,6 +48,7 @@ from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.contracts.format import FORMATS, Changes, Format
 from flinkish_spark.contracts.sink import GroupOffsets
 from flinkish_spark.contracts.source import Extent, JobPlace, SourceStart
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.errors import ConfigError, GraphError, JobDirError
 from flinkish_spark.core.fields import Range, check_fields
 from flinkish_spark.core.formats import OnTombstone
@@ -451,7 +452,7 @@ class KafkaSource(KafkaInput):
         read = ReadRanges(
             names.parse_stream(given), topics, self.read_recorded_ends(place), metadata, columns
         )
-        return C.map_in_arrow(pieces, read, read.columns)
+        return map_in_arrow(pieces, read, read.columns)
 
     def _make_options(self, place: JobPlace) -> dict[str, str]:
         held = {names.HELD_PATH: place.control_path, names.HELD_SOURCE: self._uid} if self._uid else {}

@@ -45,6 +45,7 @@ from flinkish_spark.connectors.kafka.record_encoder import (
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
 from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
+from flinkish_spark.core.arrow_pass import ArrowPass, is_made_by_workers, map_in_pass
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.codec import read, whole
@@ -225,18 +226,18 @@ class KafkaWriter(JoiningWriter):
     @classmethod
     def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
         encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
-        rows = C.map_in_arrow(staging[0][1].rows, encode, encode.columns())
+        rows = map_in_pass(staging[0][1].source, encode, encode.columns())
         found = _write(rows, [writer._make_transaction_sink(request) for writer, request in staging])
         return [
             writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)
         ]
 
-    def _encode(self, request: StageRequest) -> DataFrame:
+    def _encode(self, request: StageRequest) -> ArrowPass:
         encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
-        rows = request.rows
-        if not (self._encoder.reads_fields_alone and C.is_made_by_workers(rows)):
-            rows = self._given.of(rows)
-        return C.map_in_arrow(rows, encode, encode.columns())
+        rows = request.source
+        if not (self._encoder.reads_fields_alone and is_made_by_workers(rows)):
+            rows = self._given.of(request.rows)
+        return map_in_pass(rows, encode, encode.columns())
 
     def _to_result(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
         staged = [
@@ -267,7 +268,7 @@ class KafkaWriter(JoiningWriter):
         told = self._make_task_sink(request, transactional_id, partitions)
         columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
         told = replace(told, settings=replace(told.settings, shared=producer), columns=columns)
-        (found,) = _write(assign(self._encode(request)), [told])
+        (found,) = _write(assign(self._encode(request).frame), [told])
         return found
 
     def _make_transaction_sink(self, request: StageRequest) -> TaskSink:
@@ -325,7 +326,7 @@ def make_ticket_name(prefix: str, task: int) -> str:
     return f"{prefix}-{task}-0"
 
 
-def _write(rows: DataFrame, sinks: Sequence[TaskSink]) -> Sequence[Sequence[Mapping[str, Any]]]:
+def _write(rows: DataFrame | ArrowPass, sinks: Sequence[TaskSink]) -> Sequence[Sequence[Mapping[str, Any]]]:
     """Run the staging tasks; return for each sink the reports of its tasks."""
     found = collect_reports(rows, StageRows(tuple(sinks)))
     return [found[place :: len(sinks)] for place in range(len(sinks))]

@@ -20,6 +20,7 @@ from flinkish_spark import (
     KafkaSource,
 )
 from flinkish_spark.contracts.source import NO_JOB
+from flinkish_spark.core.arrow_pass import ComposedWorker, map_in_arrow
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import (
     PlannedJob,
@@ -145,18 +146,17 @@ def test_batches_are_kept_as_bytes_and_dealt_to_sinks(spark: Any) -> None:
     frame = spark.createDataFrame(rows, T.StructType([*control, *fields])).repartition(3)
     sinks = ToSinkRows(fields, ("a", "b")), ToSinkRows(T.StructType([fields["b"]]), ("b",))
     workers = SinkWorkers((sinks[0],), sinks[0].columns), SinkWorkers((sinks[1],), sinks[1].columns)
-    given = WorkersRows(frame, C.ComposedWorker(()), dict(zip(("one", "two"), workers, strict=True)))
+    given = WorkersRows(frame, ComposedWorker(()), dict(zip(("one", "two"), workers, strict=True)))
     kept = given.keep()
     kept.run()
     for place in (given, kept):
         one, two = (
-            C.map_in_arrow(place.frame, C.ComposedWorker((place.worker, sink)), sink.columns)
-            for sink in sinks
+            map_in_arrow(place.frame, ComposedWorker((place.worker, sink)), sink.columns) for sink in sinks
         )
         assert sorted(row.b or "" for row in one.collect()) == ["", *(f"b {at}" for at in range(10))]
         assert {row.b for row in two.collect()} == {row.b for row in one.collect()}
-        each = C.map_in_arrow(
-            place.frame, C.ComposedWorker((place.worker, SinkFanOut(sinks), Places())), "at INT, n INT"
+        each = map_in_arrow(
+            place.frame, ComposedWorker((place.worker, SinkFanOut(sinks), Places())), "at INT, n INT"
         )
         assert {(row.at, row.n) for row in each.groupBy("at", "n").count().collect()} == {(0, 2), (1, 1)}
         assert each.count() == 22
@@ -197,6 +197,6 @@ def test_rows_and_hashes_are_those_of_spark(spark: Any, side: int | None) -> Non
     part = SinkPart(0, columns, tuple(fields.names), frozenset({0}), side=side)
     by_spark = part.with_control.of(tag(stream, 0).where(part.is_own)).collect()
     worker = ToSinkRows(fields, tuple(fields.names), side)
-    by_worker = C.map_in_arrow(frame, worker, worker.columns).collect()
+    by_worker = map_in_arrow(frame, worker, worker.columns).collect()
     assert sorted(map(repr, by_worker)) == sorted(map(repr, by_spark))
     assert len(by_worker) == (5 if side is None else 4)

@@ -23,6 +23,7 @@ from flinkish_spark import (
     TaskStateChange,
 )
 from flinkish_spark.contracts.source import NO_JOB
+from flinkish_spark.core.arrow_pass import map_in_arrow
 from flinkish_spark.core.errors import UserFunctionError
 from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.planning.job_graph import describe_job
@@ -38,7 +39,6 @@ from flinkish_spark.protocol.job_graph import (
 )
 from flinkish_spark.protocol.plan_layout import ScanRole, source_of
 from flinkish_spark.sources import DataGeneratorSource, RandomChoice, RandomLong, RateLimit
-from flinkish_spark.transport.columns import map_in_arrow
 from tests.support.job_graphs import PROGRAMS, branches, doubled, functions_in_front, out, parsed, total
 from tests.support.jobs import (
     ORDER,

@@ -12,7 +12,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from flinkish_spark.bridge.session import _has_package, hold_stage_bars, preload_workers, suppress_traces
+from flinkish_spark.bridge.session import hold_stage_bars, suppress_traces
+from flinkish_spark.bridge.worker_processes import UNIX_SOCKETS, _has_package, preload_workers
 from flinkish_spark.jars import shim_jar
 
 if TYPE_CHECKING:
@@ -69,6 +70,40 @@ def test_workers_are_forked_with_their_imports_done(spark: SparkSession) -> None
 
     preload_workers(spark)
     assert spark.sparkContext.parallelize([0], 1).map(program).collect() == ["flinkish_spark.worker.daemon"]
+
+
+def test_workers_talk_over_unix_sockets_unless_somebody_says_no(spark: SparkSession) -> None:
+    """Over TCP a worker's acknowledgements come 40 ms late, and the JVM waits for them."""
+
+    def family(_: int) -> str:
+        frame = sys._getframe()
+        while "sock" not in frame.f_locals:
+            frame = frame.f_back
+        return frame.f_locals["sock"].family.name
+
+    conf = spark.sparkContext._jsc.sc().env().conf()
+    preload_workers(spark)
+    assert conf.get(UNIX_SOCKETS) == "true"
+    assert spark.sparkContext.parallelize([0], 1).map(family).collect() == ["AF_UNIX"]
+    conf.set(UNIX_SOCKETS, "false")
+    try:
+        preload_workers(spark)
+        assert conf.get(UNIX_SOCKETS) == "false"
+    finally:
+        conf.set(UNIX_SOCKETS, "true")
+
+
+def test_a_folder_with_a_long_name_gets_no_unix_sockets(spark: SparkSession) -> None:
+    """An address has 104 bytes; a worker whose address is longer would not start."""
+    conf = spark.sparkContext._jsc.sc().env().conf()
+    conf.set("spark.python.unix.domain.socket.dir", "/tmp/" + "x" * 80)
+    conf.remove(UNIX_SOCKETS)
+    try:
+        preload_workers(spark)
+        assert not conf.contains(UNIX_SOCKETS)
+    finally:
+        conf.remove("spark.python.unix.domain.socket.dir")
+        preload_workers(spark)
 
 
 def test_workers_take_pyspark_from_its_folder(spark: SparkSession) -> None:

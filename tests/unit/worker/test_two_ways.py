@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from flinkish_spark.core.arrow_pass import ComposedWorker
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.testing import ProgramHarness
 from flinkish_spark.transport import columns as C
@@ -24,7 +25,6 @@ from flinkish_spark.transport.branches import (
     InputPaths,
     ParallelWorkers,
 )
-from flinkish_spark.transport.columns import ComposedWorker
 from flinkish_spark.types.rows import arrow_schema
 from tests.support import two_ways
 from tests.support.two_ways import ORDERS, ROWS, TOTALS
