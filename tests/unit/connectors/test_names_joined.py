@@ -18,12 +18,12 @@ from flinkish_spark.connectors.formats.avro_format import derive_schema
 from flinkish_spark.connectors.hybrid import HybridSource
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.contracts.source import SourceNode
+from flinkish_spark.core.arrow_pass import _ColumnRenamer
 from flinkish_spark.core.errors import GraphError, SchemaError
 from flinkish_spark.job.preflight import check_source_names
 from flinkish_spark.joins import JoinType
 from flinkish_spark.planning.declare import refuse_unfit_key
 from flinkish_spark.testing import ProgramHarness
-from flinkish_spark.transport.columns import _ColumnRenamer
 from flinkish_spark.types.schemas import check_field_names
 from flinkish_spark.windows import TumblingEventTimeWindows
 
