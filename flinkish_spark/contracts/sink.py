@@ -36,7 +36,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.contracts.dataset import Dataset
-from flinkish_spark.core.arrow_pass import ArrowPass, frame_of
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import AnotherTimelineError
 from flinkish_spark.core.store_spec import StoreSpec
@@ -58,6 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql import types as T
 
+    from flinkish_spark.core.arrow_pass import ArrowPass
     from flinkish_spark.core.config import CheckpointConfig
 
 
@@ -158,6 +158,9 @@ class StageRequest:
 
         Barriers are among the rows; every writer task reports those it saw.
         """
+        # Imported here, since commands know contracts and start without pyspark.
+        from flinkish_spark.core.arrow_pass import frame_of
+
         return frame_of(self.source)
 
     def find_checkpoint(self, tasks: Sequence[TaskAck]) -> CheckpointId | None:
