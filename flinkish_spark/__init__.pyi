@@ -65,6 +65,7 @@ from .connectors.jdbc.settings import DeadLetterTable as DeadLetterTable
 from .connectors.jdbc.sink import JdbcSink as JdbcSink
 from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob
 from .connectors.kafka.client.barriers import BarrierRecords as BarrierRecords
+from .connectors.kafka.client.properties import KafkaProperties as KafkaProperties
 from .connectors.kafka.client.settings import DeliveryGuarantee as DeliveryGuarantee
 from .connectors.kafka.client.settings import RecordHeaders as RecordHeaders
 from .connectors.kafka.data_source import register as register

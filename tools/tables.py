@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flinkish_spark import StreamExecutionEnvironment
+from flinkish_spark.job.configuration import EARLIER_NAMES, OPTIONS, ConfigOption
 from flinkish_spark.protocol.checkpoint import TRANSITIONS, CheckpointEvent, CheckpointState
 from flinkish_spark.protocol.failures import CheckpointFailureReason
 from flinkish_spark.protocol.job_status import JOB_TRANSITIONS, TASK_TRANSITIONS, JobEvent, TaskEvent
+from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.recovery import RULES
+from flinkish_spark.protocol.restart import RestartStrategy
 from flinkish_spark.reporters.metrics import CATALOGUE
 
 
@@ -39,6 +45,38 @@ def recovery_table() -> str:
 def metrics_table() -> str:
     rows = [(f"`{one.name}`", one.kind.value, one.scope.value, one.unit, one.meaning) for one in CATALOGUE]
     return _table(("name", "type", "scope", "unit", "meaning"), rows)
+
+
+def configuration_table() -> str:
+    earlier = {name: f", earlier `{old}`" for old, name in EARLIER_NAMES.items()}
+    rows = [
+        (f"`{name}`{earlier.get(name, '')}", option.form.wanted, *_argument(option))
+        for name, option in OPTIONS.items()
+    ]
+    return _table(("setting", "value", "default", "in a program"), rows)
+
+
+def _argument(option: ConfigOption) -> tuple[str, str]:
+    """Return the default of an option's argument or field as a text of the setting, and its name."""
+    name, owner = option.field, option.owner
+    if owner is None or owner is RestartStrategy:
+        parameters = inspect.signature(StreamExecutionEnvironment).parameters
+        default = parameters[name].default if name in parameters else ""
+        default = "exponential-delay" if owner is RestartStrategy else default
+    else:
+        field = next(one for one in dataclasses.fields(owner) if one.name == name)
+        name, default = f"{owner.__name__}({name}=...)", field.default
+    return _to_text(option, default), f"`{name}`" if " " not in name else name
+
+
+def _to_text(option: ConfigOption, default: Any) -> str:
+    if default in (None, "", dataclasses.MISSING):
+        return "-"
+    if option.form.wanted == "true or false":
+        return next(text for text in ("true", "false") if option.form.parse(text) is default)
+    if option.field.endswith("_ms") and isinstance(default, int):
+        return f"{default // 1000} s" if default % 1000 == 0 else f"{default} ms"
+    return default.name.lower() if default is UNLIMITED else getattr(default, "name", str(default))
 
 
 def _transitions(head: str, transitions: Mapping[Any, Mapping[Any, Any]], events: type[enum.Enum]) -> str:

@@ -91,6 +91,11 @@ def is_until_caught_up(spark: SparkSession) -> bool:
     return context is not None and context.getConf().get(UNTIL_SETTING) == UNTIL_CAUGHT_UP
 
 
+def has_gateway() -> bool:
+    """Return True if spark-submit has started the JVM before this process."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
 def refuse_other_target(spark: SparkSession) -> None:
     """Raise ConfigError if the session's master differs from the target of `flinkish run`."""
     context: Any = getattr(spark, "sparkContext", None)

@@ -8,7 +8,9 @@ meanwhile.
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +22,8 @@ from pyspark.errors import SparkNoSuchElementException
 from flinkish_spark.bridge.session import (
     BUCKET_CHECKPOINT_FILES,
     LOCAL_CHECKPOINT_FILES,
+    TARGET_SETTING,
+    UNTIL_SETTING,
     find_hadoop_setting,
     has_checkpoint_files,
 )
@@ -164,6 +168,31 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
         return dict(spark.conf.getAll)
     entries = conf.getAllAsJava().entrySet().toArray()
     return {str(entry.getKey()): str(entry.getValue()) for entry in entries}
+
+
+#: Prefix of a job's settings among Spark's; spark-submit passes on no other names than Spark's.
+JOB_SETTING = "spark.flinkish."
+
+
+def find_job_settings(spark: Any) -> dict[str, str]:
+    """Return a job's settings among a session's; none for Spark Connect, which runs no job."""
+    if getattr(spark, "_jsparkSession", None) is None:
+        return {}
+    return _pick_job_settings(settings_of(spark))
+
+
+def find_submitted_settings() -> dict[str, str]:
+    """Return a job's settings that `flinkish run` gives, before there is a session."""
+    words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    given = [word.partition("=") for flag, word in itertools.pairwise(words) if flag == "--conf"]
+    return _pick_job_settings({name: value for name, _, value in given})
+
+
+def _pick_job_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    others = (TARGET_SETTING, UNTIL_SETTING)
+    return {
+        name: one for name, one in settings.items() if name.startswith(JOB_SETTING) and name not in others
+    }
 
 
 def _identity(spark: SparkSession) -> Any:

@@ -9,7 +9,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -79,11 +79,6 @@ def one_line(text: str) -> str:
 
 
 F = TypeVar("F", bound=Callable[..., Any])
-#: A name ends at the first of these characters that is not escaped.
-_NAME = re.compile(r"((?:\\.|[^\\=:\s])*)\s*[=:]?\s*(.*)", re.DOTALL)
-_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
-_ESCAPED = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
-
 
 config_option = click.option(
     "--command-config",
@@ -106,53 +101,22 @@ def brokers_options(command: F) -> F:
 def connection_of(servers: str, config: Any) -> KafkaConnection:
     """Return the connection to the brokers; warn about other settings of the file and ignore them."""
     # Imported here, since most commands need no broker.
-    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
+    from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+    from flinkish_spark.connectors.kafka.client.properties import KafkaProperties, parse_properties
 
     try:
-        given = dict(parse_properties(config.read())) if config is not None else {}
+        text = "" if config is None else config.read()
     except (UnicodeDecodeError, OSError) as error:
         raise click.BadParameter(f"the file of --command-config cannot be read: {error}.") from None
-    given.pop("bootstrap.servers", None)
-    used = {name: value for name, value in given.items() if is_connection_option(name)}
-    if len(used) < len(given):
-        complain(f"left out of --command-config: {', '.join(sorted(given.keys() - used.keys()))}")
     try:
+        given = KafkaProperties(parse_properties(text, "the file of --command-config"))
+        used = given.options
+        left = given.settings.keys() - used.keys() - {"bootstrap.servers"}
+        if left:
+            complain(f"left out of --command-config: {', '.join(sorted(left))}")
         return KafkaConnection(servers, used)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
-
-
-def parse_properties(text: str) -> Iterator[tuple[str, str]]:
-    for line in _logical_lines(text):
-        match = _NAME.fullmatch(line)
-        assert match is not None
-        yield _unescape(match[1]), _unescape(match[2])
-
-
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yield the lines without comments; join a line that ends with a backslash with the next one."""
-    begun = ""
-    # Not splitlines(), since Java ends lines at these characters only.
-    for raw in re.split(r"\r\n|\n|\r", text):
-        line = raw.lstrip(" \t\f")
-        if not begun and (not line or line[0] in "#!"):
-            continue
-        backslashes = len(line) - len(line.rstrip("\\"))
-        if backslashes % 2:
-            begun += line[:-1]
-            continue
-        yield begun + line
-        begun = ""
-    if begun:
-        yield begun
-
-
-def _unescape(text: str) -> str:
-    def letter(match: re.Match[str]) -> str:
-        code = match[1]
-        return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPED.get(code, code)
-
-    return _ESCAPE.sub(letter, text)
 
 
 #: Wide enough for one line per row in a pipe.

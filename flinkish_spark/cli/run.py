@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import click
 
+from flinkish_spark.core.errors import ConfigError
+
 _LOCAL = re.compile(r"local(\[(\d+|\*)(,\s*\d+)?\]|-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\])")
 _MANAGERS = re.compile(r"yarn|spark://\S+|k8s://\S+")
 #: Settings that have an option, with that option.
@@ -50,7 +52,23 @@ _OPTIONS: Sequence[Callable[[Callback], Callback]] = (
         type=click.Choice(["client", "cluster"]),
         help="Where the driver is: here (client), or on the cluster, which yarn and k8s:// have.",
     ),
-    click.option("-D", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark's."),
+    click.option(
+        "-D",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of Spark's, or of the job, such as execution.checkpointing.interval=10s.",
+    ),
+    click.option(
+        "-s",
+        "--from-savepoint",
+        "savepoint",
+        metavar="PATH",
+        help="The savepoint that a new job begins with.",
+    ),
+    click.option(
+        "-n", "--allow-non-restored-state", is_flag=True, help="Drop the savepoint's state that nobody takes."
+    ),
     click.option(
         "--jars", metavar="DIR", help="Directory with the pinned JARs, as for configure_spark_with_jars."
     ),
@@ -94,6 +112,8 @@ def become(
     packages: bool,
     detached: bool,
     until_caught_up: bool,
+    savepoint: str | None,
+    allow_non_restored_state: bool,
 ) -> None:
     """Replace this process by a program with its arguments, or by spark-submit."""
     # Imported here, since it imports pyspark.
@@ -101,6 +121,10 @@ def become(
 
     if jars is not None and packages:
         raise click.UsageError("--jars and --packages are two ways to the same JARs; give one.")
+    if savepoint is not None:
+        settings += (f"execution.state-recovery.path={savepoint}",)
+    if allow_non_restored_state:
+        settings += ("execution.state-recovery.ignore-unclaimed-state=true",)
     found = launch(
         program,
         target=target,
@@ -202,18 +226,31 @@ def _find_detach_setting(master: str | None, is_on_cluster: bool) -> str:
 
 
 def _settings(given: Sequence[str]) -> dict[str, str]:
-    from flinkish_spark.bridge.session import TARGET_SETTING
+    from flinkish_spark.bridge.session import TARGET_SETTING, UNTIL_SETTING
+    from flinkish_spark.bridge.settings import JOB_SETTING
+    from flinkish_spark.job.configuration import check_settings, read_setting
 
+    said_by_options = {**_SAID_BY_OPTIONS, UNTIL_SETTING: "--until-caught-up"}
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not name.startswith("spark."):
-            raise click.UsageError(f"-D takes spark.NAME=VALUE, which {name!r} is not: Spark would drop it")
-        if name in _SAID_BY_OPTIONS:
-            raise click.UsageError(f"{name} has its own option: {_SAID_BY_OPTIONS[name]}")
+        if not equals:
+            raise click.UsageError(f"-D takes spark.NAME=VALUE, or a setting of a job, which {name!r} is not")
+        if name in said_by_options:
+            raise click.UsageError(f"{name} has its own option: {said_by_options[name]}")
         if name == TARGET_SETTING:
             raise click.UsageError(f"{name} is set by --target")
-        found[name] = value
+        if name.startswith("spark.") and not name.startswith(JOB_SETTING):
+            found[name] = value
+            continue
+        try:
+            found[f"{JOB_SETTING}{read_setting(name.removeprefix('spark.'), value, '-D').name}"] = value
+        except ConfigError as error:
+            raise click.UsageError(f"{error} Spark would drop it.") from None
+    try:
+        check_settings(found)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
     return found
 
 

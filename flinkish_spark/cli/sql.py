@@ -12,11 +12,9 @@ from flinkish_spark.cli.run import become, launching_options
 
 @click.command()
 @launching_options
-@click.option("--job-dir", metavar="DIR", required=True, help="The job's own directory: a path, or a URL.")
+@click.option("--job-dir", metavar="DIR", help="The job's own directory: a path, or a URL.")
 @click.option("--job", metavar="NAME", help="The name of the job; by default that of the script.")
-@click.option(
-    "--checkpoint-interval", metavar="TIME", default="10 seconds", help='Such as "10 seconds", the default.'
-)
+@click.option("--checkpoint-interval", metavar="TIME", help='Such as "10 seconds", the default.')
 @click.option(
     "--py",
     "python",
@@ -27,9 +25,9 @@ from flinkish_spark.cli.run import become, launching_options
 )
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 def sql(
-    job_dir: str,
+    job_dir: str | None,
     job: str | None,
-    checkpoint_interval: str,
+    checkpoint_interval: str | None,
     python: tuple[str, ...],
     script: str,
     **launching: Any,
@@ -38,6 +36,6 @@ def sql(
     # Not imported: this process only launches the program.
     program = Path(__file__).parents[1] / "sql" / "program.py"
     files = [word for file in python for word in ("--py", file)]
-    words = ["--job", job or Path(script).stem, "--job-dir", job_dir]
-    words += ["--checkpoint-interval", checkpoint_interval, *files, script]
+    words = ["--job", job or Path(script).stem, "--job-dir", job_dir or ""]
+    words += ["--checkpoint-interval", checkpoint_interval or "", *files, script]
     become([str(program), *words], **launching)

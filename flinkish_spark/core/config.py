@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
 
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Range, check_fields
@@ -36,8 +37,40 @@ class CheckpointingMode(Choice):
     AT_LEAST_ONCE = "AT_LEAST_ONCE"
 
 
+class _NotesGivenFields:
+    """Base of settings that know which of their fields the program gave: others may come from outside."""
+
+    __slots__ = ("_given",)
+
+
+_SettingsT = TypeVar("_SettingsT")
+
+
+def _note_given_fields(kind: type[_SettingsT]) -> type[_SettingsT]:
+    make, names = kind.__init__, _names_of(kind)
+
+    @functools.wraps(make)
+    def run(self: _SettingsT, *values: Any, **named: Any) -> None:
+        make(self, *values, **named)
+        object.__setattr__(self, "_given", {*names[: len(values)], *named})
+
+    kind.__init__ = run  # type: ignore[assignment, method-assign]
+    return kind
+
+
+def _names_of(config: Any) -> list[str]:
+    return [one.name for one in fields(config)]
+
+
+def find_given_fields(config: Any) -> dict[str, Any]:
+    """Return the fields that the program gave to these settings; of a copy, all fields."""
+    names = getattr(config, "_given", None)
+    return {name: getattr(config, name) for name in (_names_of(config) if names is None else names)}
+
+
+@_note_given_fields
 @dataclass(frozen=True, slots=True)
-class CheckpointConfig:
+class CheckpointConfig(_NotesGivenFields):
     """When checkpoints are taken, how long they may last, and which are kept.
 
     Times are at least 1 ms and at most 365 days.
@@ -202,6 +235,7 @@ class FailureRate(_CheckedSettings, rules.FailureRate):
     __slots__ = ()
 
 
+@_note_given_fields
 class CancellationConfig(_CheckedSettings, cancellation.CancellationRules):
     """How long a job that is cancelled may take to end, and the micro-batch of one that fails.
 
@@ -223,7 +257,7 @@ class CancellationConfig(_CheckedSettings, cancellation.CancellationRules):
     30000
     """
 
-    __slots__ = ()
+    __slots__ = ("_given",)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from flinkish_spark.bridge import session
+from flinkish_spark.bridge.settings import find_submitted_settings
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks, UnknownHookState
 from flinkish_spark.checkpoint.ownership import JobLock
@@ -54,6 +55,7 @@ from flinkish_spark.job.client import (
     JobPage,
     call_listener,
 )
+from flinkish_spark.job.configuration import fill_arguments, read_configuration, take_configuration
 from flinkish_spark.job.dependencies import Dependencies
 from flinkish_spark.job.engine import JobSettings, Standby
 from flinkish_spark.job.face import ReportedJob, Reporter, Reporting, job_face
@@ -87,6 +89,9 @@ _NAME = 'give the job a name like "orders"'
 
 class StreamExecutionEnvironment(JobPlans, Queries):
     """An environment that collects sources, operators and sinks of one job, and runs them as one Spark query.
+
+    What the program leaves out may come from outside: from `flinkish run -D`, Spark's settings, variables or
+    a file `flinkish.toml` (`docs/configuration.md`).
 
     Parameters
     ----------
@@ -132,6 +137,7 @@ class StreamExecutionEnvironment(JobPlans, Queries):
 
     """
 
+    @take_configuration
     @check_arguments(
         job=_NAME,
         checkpoint="give CheckpointConfig(interval_ms=...), or leave it out",
@@ -145,8 +151,8 @@ class StreamExecutionEnvironment(JobPlans, Queries):
     def __init__(
         self,
         spark: SparkSession,
-        job: str,
-        job_dir: str | os.PathLike[str],
+        job: str = "",
+        job_dir: str | os.PathLike[str] = "",
         *,
         store_options: Mapping[str, str] | None = None,
         checkpoint: CheckpointConfig | None = None,
@@ -192,8 +198,8 @@ class StreamExecutionEnvironment(JobPlans, Queries):
     @classmethod
     def get_execution_environment(
         cls,
-        job: str,
-        job_dir: str | os.PathLike[str],
+        job: str = "",
+        job_dir: str | os.PathLike[str] = "",
         *,
         builder: SparkSession.Builder | None = None,
         **settings: Any,
@@ -220,15 +226,19 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         """
         from pyspark.sql import SparkSession
 
-        if SparkSession.getActiveSession() is None:
+        settings |= {name: one for name, one in (("job", job), ("job_dir", job_dir)) if one}
+        filled: Mapping[str, Any] = settings
+        if SparkSession.getActiveSession() is None and not session.has_gateway():
             # Checked before a JVM is started in vain.
             session.check_java()
-            _refuse_second(
-                job_place(job_dir, settings.get("store_options") or {}),
-                settings.get("standby", Standby.REFUSE),
-            )
+            filled, _ = fill_arguments(settings, read_configuration(find_submitted_settings()))
+            if "job_dir" in filled:
+                place = job_place(filled["job_dir"], filled.get("store_options") or {})
+                _refuse_second(place, filled.get("standby", Standby.REFUSE))
         given = SparkSession.builder if builder is None else builder
-        return cls(given.appName(job).getOrCreate(), job, job_dir, **settings)
+        if "job" in filled:
+            given = given.appName(filled["job"])
+        return cls(given.getOrCreate(), **settings)
 
     @check_arguments(source="give a KafkaSource, or an instance of a SplitSource of your own")
     def from_source(

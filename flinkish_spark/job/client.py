@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -126,6 +127,7 @@ class JobClient:
         self._ui = ui
         self._supervisor, self._latencies, self._listeners = supervisor, latencies, tuple(listeners)
         self._failure: BaseException | None = None
+        self._run_id = str(uuid.uuid4())
         self._clock, self._ended_ms = SystemClock(), 0
         self._began_ms = self._clock.monotonic_ms()
         self._ends, self._ended = threading.Lock(), threading.Event()
@@ -384,12 +386,77 @@ class JobClient:
         FlinkishError
             The job failed.
         """
-        if self._is_told_by_this_thread():
-            raise RuntimeError("a listener cannot wait for the end of the job that calls it")
+        self._refuse_own_thread()
         has_ended = self._ended.wait(None if timeout_ms is None else to_ms("timeout_ms", timeout_ms) / 1000)
         if has_ended and self._failure is not None:
             raise self._failure
         return has_ended
+
+    # The words of Spark's StreamingQuery, for programs that have them:
+    @property
+    def name(self) -> str:
+        """Name of the job; Spark's word."""
+        return self._supervisor.name
+
+    @property
+    def id(self) -> str:
+        """Id of the job, the same for the life of its directory; Spark's word for `job_id`."""
+        return self.job_id
+
+    @property
+    def runId(self) -> str:
+        """Id of this execution, another one at each start of the program; Spark's word."""
+        return self._run_id
+
+    @property
+    def isActive(self) -> bool:
+        """Return True until the job has ended; Spark's word for `is_running`."""
+        return self.is_running
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:
+        """The newest figures of `progress`, under its names, as a dict; None before the first micro-batch."""
+        progress = self.progress
+        ids = {"id": self.id, "runId": self.runId, "name": self.name}
+        return {**ids, **vars(progress)} if progress.batches else None
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:
+        """A list with `lastProgress` alone: earlier figures are kept in `statistics`."""
+        return [one for one in (self.lastProgress,) if one is not None]
+
+    def awaitTermination(self, timeout: float | None = None) -> bool | None:
+        """Wait for the end of the job, for `timeout` seconds at most; Spark's word for `wait`.
+
+        Returns
+        -------
+        bool | None
+            None without a time-out, otherwise whether the job has ended.
+
+        Raises
+        ------
+        FlinkishError
+            The job failed.
+        """
+        has_ended = self.wait(None if timeout is None else round(timeout * 1000))
+        return None if timeout is None else has_ended
+
+    def exception(self) -> BaseException | None:
+        """Return the error that ended the job; None if it runs or was stopped. Spark's word."""
+        return self._failure if self._ended.is_set() else None
+
+    def stop(self) -> None:
+        """Take a last checkpoint, stop, and wait for the end; the next start goes on. Spark's word.
+
+        An error that ends the job meanwhile is not raised: :meth:`exception` has it.
+        """
+        self.stop_with_checkpoint()
+        self._refuse_own_thread()
+        self._ended.wait()
+
+    def _refuse_own_thread(self) -> None:
+        if self._is_told_by_this_thread():
+            raise RuntimeError("a listener cannot wait for the end of the job that calls it")
 
     def _is_told_by_this_thread(self) -> bool:
         return threading.current_thread() in (self._thread, self._teller)

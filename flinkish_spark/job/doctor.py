@@ -32,6 +32,7 @@ from flinkish_spark.bridge.session import (
     nearest_folder,
     runs_tasks_itself,
 )
+from flinkish_spark.bridge.settings import find_job_settings
 from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.checkpoint.ownership import JobLock
 from flinkish_spark.connectors.delta.sink import DeltaSink
@@ -48,6 +49,7 @@ from flinkish_spark.core.job_dir import job_place, open_job_dir
 from flinkish_spark.core.store import BucketStore, CreateResult, LocalStore, UnknownOutcomeError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.jars import JarMissing, how_to_get_delta, shim_jar
+from flinkish_spark.job.configuration import fill_arguments, read_configuration
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
@@ -160,6 +162,7 @@ def doctor(
     config = CheckpointConfig() if checkpoint is None else checkpoint
     steps: list[tuple[str, Callable[[], Iterable[Finding]]]] = [("Python", _software)]
     steps.append(("session", lambda: _session(spark)))
+    steps.append(("settings", lambda: _configuration(spark)))
     if getattr(spark, "_jvm", None) is not None:
         steps.append(("executors", lambda: _executors(spark)))
         if job_dir:
@@ -185,6 +188,13 @@ def _software() -> Iterator[Finding]:
     yield Finding("Python", Health.FINE, platform.python_version())
     found = _versions()
     yield Finding("packages", Health.FINE, ", ".join(f"{name} {version}" for name, version in found.items()))
+
+
+def _configuration(spark: SparkSession) -> Iterator[Finding]:
+    found = read_configuration(find_job_settings(spark))
+    fill_arguments({}, found)  # Raises if a value is out of range.
+    if found:
+        yield Finding("settings", Health.FINE, ", ".join(map(str, found.values())))
 
 
 def _versions() -> dict[str, str]:

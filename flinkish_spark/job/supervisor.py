@@ -151,6 +151,10 @@ class Supervisor:
         return StatisticsHistory() if self._tracker is None else self._tracker.history
 
     @property
+    def name(self) -> str:
+        return self._settings.name
+
+    @property
     def job_id(self) -> str:
         known = self._job_dir.find_uuid()
         return "" if known is None else str(known)

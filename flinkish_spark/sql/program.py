@@ -6,8 +6,6 @@ import argparse
 import runpy
 from pathlib import Path
 
-from pyspark.sql import SparkSession
-
 from flinkish_spark import CheckpointConfig, StreamExecutionEnvironment
 from flinkish_spark.sql.script import add_sql_script
 
@@ -16,16 +14,18 @@ def main() -> None:
     """Run a script; `flinkish sql` gives the arguments."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", required=True)
-    parser.add_argument("--job-dir", required=True)
-    parser.add_argument("--checkpoint-interval", default="10 seconds")
+    parser.add_argument("--job-dir", default="")
+    parser.add_argument("--checkpoint-interval", default="")
     parser.add_argument("--py", action="append", default=[])
     parser.add_argument("script")
     given = parser.parse_args()
-    spark = SparkSession.builder.appName(given.job).getOrCreate()
+    interval = given.checkpoint_interval
+    checkpoint = CheckpointConfig(interval_ms=interval) if interval else None
+    env = StreamExecutionEnvironment.get_execution_environment(
+        given.job, given.job_dir, checkpoint=checkpoint
+    )
     for file in given.py:
-        runpy.run_path(file, {"spark": spark})
-    checkpoint = CheckpointConfig(interval_ms=given.checkpoint_interval)
-    env = StreamExecutionEnvironment(spark, given.job, given.job_dir, checkpoint=checkpoint)
+        runpy.run_path(file, {"spark": env.spark})
     add_sql_script(env, Path(given.script).read_text(encoding="utf-8"))
     env.execute()
 

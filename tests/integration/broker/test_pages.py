@@ -337,9 +337,17 @@ GIVEN: dict[str, Callable[[Page], Any]] = {
     "docs/job-graph.md:score": lambda page: lambda order: (order.user,),
     "docs/job-graph.md:SCORED": lambda page: "user STRING",
 }
+
+
+def settings_from_outside(page: Page) -> None:
+    (page.folder / "flinkish.toml").write_text(f'execution.checkpointing.dir = "{page.folder}/jobs"')
+    (page.folder / "client.properties").write_text(f"bootstrap.servers={page.servers}\nlinger.ms=5")
+
+
 BEFORE: dict[str, Callable[[Page], None]] = {
     "docs/async.md": servers_of_scores,
     "docs/cep.md": a_job_with_partial_matches,
+    "docs/configuration.md": settings_from_outside,
     "docs/job-graph.md": a_savepoint,
     "docs/running.md": files,
     "docs/sources.md": a_table,

@@ -104,6 +104,29 @@ def test_settings_reach_spark_as_they_are(
     assert settings_of(submit) == {"spark.x": "2", "spark.odd": odd, "spark.empty": ""}
 
 
+def test_settings_of_the_job_reach_it_by_a_name_that_spark_passes_on(launched: Any, program: str) -> None:
+    options = ["-D", "execution.checkpointing.interval=10s", "-D", "flinkish.standby=wait"]
+    options += ["-D", "state.checkpoints.dir=/jobs", "-D", "spark.flinkish.store-options.region=x"]
+    _, _, submit = launched(*options, program)
+    assert settings_of(submit) == {
+        "spark.flinkish.execution.checkpointing.interval": "10s",
+        "spark.flinkish.standby": "wait",
+        "spark.flinkish.execution.checkpointing.dir": "/jobs",
+        "spark.flinkish.store-options.region": "x",
+    }
+
+
+def test_a_run_begins_with_a_savepoint(launched: Any, program: str) -> None:
+    _, _, submit = launched("-s", "/s/7", "-n", program, "-s", "its own")
+    assert settings_of(submit) == {
+        "spark.flinkish.execution.state-recovery.path": "/s/7",
+        "spark.flinkish.execution.state-recovery.ignore-unclaimed-state": "true",
+    }
+    words = ["--from-savepoint", "/s/7", "--allow-non-restored-state", "-D", "execution.savepoint.path=/s/6"]
+    _, _, again = launched(*words, program)
+    assert settings_of(again) == settings_of(submit)
+
+
 def test_pythons_of_driver_and_workers(launched: Any, program: str) -> None:
     options = ["-D", "spark.pyspark.python=./env/bin/python", "-D", "spark.pyspark.driver.python=/d/python"]
     command, environment, _ = launched("--target", "yarn", *options, program)
@@ -165,6 +188,11 @@ def test_jars_of_a_folder_stand_beside_those_that_are_named(
         (["-d", "-t", "yarn", "APP"], "--detached needs the driver on the cluster"),
         (["-D", "spark.x", "APP"], "-D takes spark.NAME=VALUE"),
         (["-D", "state.backend=rocksdb", "APP"], "Spark would drop it"),
+        (["-D", "pipeline.nam=a", "APP"], "Did you mean 'pipeline.name'"),
+        (["-D", "execution.checkpointing.interval=soon", "APP"], "-D gives it, and it must be a duration"),
+        (["-D", "execution.checkpointing.interval=0", "APP"], "correct it in -D"),
+        (["-s", "here", "APP"], "give an absolute path"),
+        (["-D", "spark.flinkish.until=now", "APP"], "own option: --until-caught-up"),
         (["-D", "spark.master=yarn", "APP"], "own option: --target"),
         (["-D", "spark.submit.deployMode=cluster", "APP"], "own option: --deploy-mode"),
         (["-D", "spark.flinkish.target=yarn", "APP"], "set by --target"),

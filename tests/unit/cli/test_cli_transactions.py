@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from flinkish_spark.checkpoint.ownership import JobLock
-from flinkish_spark.cli.client import connection_of, parse_properties
+from flinkish_spark.cli.client import connection_of
 from flinkish_spark.cli.transactions import plan_aborts, plan_commits
+from flinkish_spark.connectors.kafka.client.properties import parse_properties
 from flinkish_spark.connectors.kafka.job_transactions import (
     UNKNOWN_STATE,
     FoundTransaction,
@@ -194,11 +195,11 @@ sasl.jaas.config = org.apache.kafka.common.security.plain.PlainLoginModule requi
 empty
 client.id\ x=1
 """.replace("\n", "\r\n")
-    found = dict(parse_properties(text))
+    found = parse_properties(text, "a file")
     assert found["security.protocol"] == "SASL_PLAINTEXT" and found["sasl.mechanism"] == "PLAIN"
     assert found["sasl.jaas.config"].endswith('required username="app" password="a\\b!=c";')
     assert found["empty"] == "" and found["client.id x"] == "1" and len(found) == 5
-    assert list(parse_properties("last=1\\")) == [("last", "1")]
+    assert parse_properties("last=1\\", "a file") == {"last": "1"}
 
 
 def test_settings_that_say_nothing_about_the_connection_are_left_out(

@@ -17,6 +17,7 @@ from tests.support.types_at_limits import types_table
 from tools import flink_names
 from tools.docs_site import error_table
 from tools.tables import (
+    configuration_table,
     failure_reason_table,
     job_status_table,
     metrics_table,
@@ -34,6 +35,7 @@ GENERATED = [
     ("docs/protocol.md", "task-state", task_state_table),
     ("docs/field-reports.md", "types", types_table),
     ("docs/metrics.md", "metrics", metrics_table),
+    ("docs/configuration.md", "configuration", configuration_table),
     ("docs/errors.md", "errors", error_table),
     ("docs/migrate/flink-datastream.md", "flink-names", flink_names.table),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 import pytest
@@ -18,10 +19,14 @@ class Supervisor:
     """Runs a job that ends at once, well or with an error."""
 
     def __init__(self, failure: BaseException | None = None) -> None:
-        self.job_id, self.failure = "a" * 32, failure
+        self.job_id, self.name, self.failure = "a" * 32, "orders", failure
+        self.control = self
         self.progress = JobProgress(accumulators={"read": 7})
         self.states = self
         self.status = JobStatus.FINISHED
+
+    def stop_with_checkpoint(self) -> None:
+        """Do nothing: it has ended."""
 
     def run(self, on_left: Any) -> None:
         if self.failure is not None:
@@ -57,6 +62,26 @@ def test_an_execution_that_ended_says_what_came_of_it() -> None:
         result.get_accumulator_result("none")
     assert [(what, error) for what, _, error in noting.seen] == [("executed", None)]
     assert noting.seen[0][1] == result
+
+
+def test_a_client_has_the_words_of_a_streaming_query() -> None:
+    ended = client()
+    assert ended.awaitTermination() is None and ended.awaitTermination(0.5) is True
+    assert not ended.isActive and ended.exception() is None
+    assert (ended.id, ended.name) == ("a" * 32, "orders")
+    assert uuid.UUID(ended.runId) != uuid.UUID(client().runId)
+    assert ended.lastProgress is None and ended.recentProgress == []
+    ended.progress.batches = 3
+    assert ended.lastProgress == ended.recentProgress[0]
+    assert {"name": "orders", "batches": 3}.items() <= (ended.lastProgress or {}).items()
+
+
+def test_a_query_that_failed_says_why_and_can_be_stopped() -> None:
+    failed = client(failure=ConfigError("it is broken"))
+    with pytest.raises(ConfigError, match="it is broken"):
+        failed.awaitTermination(10)
+    assert str(failed.exception()) == "it is broken."
+    failed.stop()
 
 
 def test_one_that_failed_tells_the_error_and_raises_it() -> None:
