@@ -17,6 +17,7 @@ import os
 import select
 import sys
 import zipimport
+from collections.abc import Callable
 from socket import socket
 from threading import Thread
 from types import FrameType
@@ -113,6 +114,23 @@ def _watch(descriptor: int) -> None:
     os._exit(_ENDED)
 
 
+def end_quietly(worker: Callable[[socket, bool], int]) -> Callable[[socket, bool], int]:
+    """Return PySpark's function for one task, without the traceback of a worker whose task was cancelled.
+
+    Over a Unix socket a write fails at once when Spark has closed the connection; over TCP it does not.
+    """
+
+    def run(sock: socket, authenticated: bool) -> int:
+        try:
+            return worker(sock, authenticated)
+        except (BrokenPipeError, ConnectionResetError):
+            # Only of Spark's own connection: an error of the user's function does not come this far.
+            os._exit(_ENDED)
+
+    return run
+
+
 if __name__ == "__main__":
     preload()
+    daemon.worker = end_quietly(daemon.worker)  # type: ignore[assignment]
     daemon.manager()

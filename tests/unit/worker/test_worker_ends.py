@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -15,7 +16,9 @@ _WORKER = textwrap.dedent(
     import socket, sys, time
     import pyspark.worker
     from pyspark import daemon
-    from flinkish_spark.worker.daemon import freeze_modules
+    from flinkish_spark.worker.daemon import end_quietly, freeze_modules
+
+    daemon.worker = end_quietly(daemon.worker)
 
     def task(infile, outfile):
         freeze_modules()
@@ -58,3 +61,36 @@ def test_a_process_without_such_a_connection_goes_on() -> None:
     code = "from flinkish_spark.worker.daemon import end_with_the_task\nend_with_the_task()\nprint('on')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "on\n"
+
+
+#: A worker that still has something to write when Spark has closed the connection.
+_LATE = textwrap.dedent(
+    """
+    import socket, sys
+    import pyspark.worker
+    from pyspark import daemon
+    from flinkish_spark.worker.daemon import end_quietly
+
+    def task(infile, outfile):
+        infile.read()
+        outfile.write(b"late")
+
+    pyspark.worker.main = task
+    end_quietly(daemon.worker)(socket.socket(fileno=int(sys.argv.pop())), True)
+    """
+)
+
+
+def test_a_worker_whose_task_was_cancelled_prints_no_traceback() -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", _LATE, str(its.fileno())],
+            pass_fds=[its.fileno()],
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHON_DAEMON_KILL_WORKER_ON_FLUSH_FAILURE": "1"},
+        )
+        its.close()
+        ours.close()
+        _, printed = worker.communicate(timeout=60)
+    assert (worker.returncode, printed) == (1, b"")
