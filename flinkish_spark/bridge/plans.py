@@ -597,7 +597,7 @@ def _nodes(plan: Any, beginning: Any) -> Iterator[tuple[str, Any]]:
     """Yield the nodes of a plan from its root to its first node, with their class names."""
     while not plan.equals(beginning):
         kind, children = _kind(plan), plan.children()
-        if kind not in ("Project", "Filter", "SubqueryAlias"):
+        if kind not in ("Project", "Filter", "SubqueryAlias", "View"):
             raise _NoSuchPlan(_CALLS.get(kind, kind) if children.size() else "another DataFrame")
         yield kind, plan
         plan = children.apply(0)

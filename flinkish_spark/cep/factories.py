@@ -11,9 +11,10 @@ from flinkish_spark.cep.conditions import Comparison
 from flinkish_spark.cep.expressions import Expression
 from flinkish_spark.cep.functions import MeasuredMatches
 from flinkish_spark.cep.match_recognize import MatchRecognize, parse_comparison, parse_measures
+from flinkish_spark.cep.matches_in_sql import TextPart, name_place
 from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.cep.row_operator import RowPatternOperator
-from flinkish_spark.cep.rows import RowsPerMatch
+from flinkish_spark.cep.rows import RowSearch, RowsPerMatch
 from flinkish_spark.cep.stages import AfterMatchSkip, Stage
 from flinkish_spark.contracts.operators import MeaningRules, OperatorFactory
 from flinkish_spark.core.elements import OutputTag, TimeDomain
@@ -80,6 +81,8 @@ class RowPatterns(OperatorFactory):
     #: The fields among the key's columns; with one row per match they are the first output columns.
     keys: tuple[str, ...]
     late_output: OutputTag | None = None
+    #: Where it stands in a query.
+    place: TextPart | None = None
     needs_event_time = True
     display_name = "row pattern"
 
@@ -89,7 +92,7 @@ class RowPatterns(OperatorFactory):
 
     def create(self, *schemas: T.StructType) -> KeyedStreamOperator:
         fields = schemas[0]
-        search, _ = self.said.search(fields)
+        search, _ = self._search(fields)
         order = self.said.order
         at = None if order is None else _find_time_position(fields, order)
         return RowPatternOperator(
@@ -98,7 +101,7 @@ class RowPatterns(OperatorFactory):
 
     def find_output(self, *schemas: T.StructType) -> T.StructType:
         fields = schemas[0]
-        search, measures = self.said.search(fields)
+        search, measures = self._search(fields)
         own = fields.fields
         if search.rows is RowsPerMatch.ONE_ROW:
             own = [fields[place] for place in self._find_key_positions(fields)]
@@ -106,6 +109,10 @@ class RowPatterns(OperatorFactory):
 
     def find_late_outputs(self, *schemas: T.StructType) -> list[tuple[OutputTag, T.StructType]]:
         return [] if self.late_output is None else [(self.late_output, schemas[0])]
+
+    def _search(self, fields: T.StructType) -> tuple[RowSearch, T.StructType]:
+        with name_place(self.place):
+            return self.said.search(fields)
 
     def _find_key_positions(self, fields: T.StructType) -> list[int]:
         names = [name.lower() for name in fields.names]
@@ -135,6 +142,6 @@ _MEANING_OF_PATTERNS = MeaningRules(
 )
 _MEANING_OF_ROW_PATTERNS = MeaningRules(
     # The state is rows, which a changed text can read too.
-    {RowPatterns: frozenset({"keys", "late_output"})},
+    {RowPatterns: frozenset({"keys", "late_output", "place"})},
     instead={(MatchRecognize, "clauses"): lambda said: said.clauses.get("WITHIN")},
 )

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
-from flinkish_spark.core.errors import ConfigError, PatternError
+from flinkish_spark.core.errors import ConfigError, GraphError, PatternError
 from flinkish_spark.core.extras import how_to_install
 
 #: Joins two words of the text that are one function.
@@ -28,13 +28,27 @@ class Token:
 def tokenize(text: str) -> list[Token]:
     sqlglot, dialect = _import_sqlglot()
     try:
-        found = sqlglot.tokenize(text, dialect=dialect)
+        return _split_into_words(sqlglot.tokenize(text, dialect=dialect))
     except sqlglot.errors.SqlglotError as error:
         refuse(text, str(error), "correct the text")
+
+
+def tokenize_spark(text: str) -> list[Token]:
+    """Return the tokens of a text in Spark's SQL."""
+    sqlglot, _ = _import_sqlglot()
+    try:
+        return _split_into_words(sqlglot.tokenize(text, dialect="spark"))
+    except sqlglot.errors.SqlglotError as error:
+        # The error itself shows the text around, which may have a password in it.
+        what, why = "a text with MATCH_RECOGNIZE cannot be read", str(error.__cause__)
+        raise GraphError(what, why=why, what_to_do="close the quote or the comment") from None
+
+
+def _split_into_words(found: Sequence[Any]) -> list[Token]:
     tokens = []
     for one in found:
         kind = one.token_type.name
-        if kind in ("IDENTIFIER", "STRING"):
+        if kind == "IDENTIFIER" or kind.endswith("STRING"):
             tokens.append(Token(one.text, "", kind, one.start, one.end + 1))
             continue
         # A token of sqlglot may be several words, such as PARTITION BY.
@@ -71,7 +85,8 @@ def _import_sqlglot() -> tuple[Any, Any]:
 
 
 def refuse(text: str, why: str, what_to_do: str) -> NoReturn:
-    raise PatternError(f"MATCH_RECOGNIZE has {text.strip()[:200]!r}", why=why, what_to_do=what_to_do)
+    has = f"MATCH_RECOGNIZE has {text.strip()[:200]!r}"
+    raise PatternError(has, why=why, what_to_do=what_to_do, text=text)
 
 
 def split_at_commas(text: str) -> Iterator[list[Token]]:

@@ -13,8 +13,14 @@ from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.datastream.connected_streams import check_same_job
 from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.datastream.match_queries import (
+    MatchClause,
+    check_match_query,
+    cut_matches,
+    find_matches,
+)
 from flinkish_spark.planning.declare import resolve_uid
-from flinkish_spark.planning.queries import SqlQuery, check_view_name
+from flinkish_spark.planning.queries import MatchQuery, SqlQuery, check_view_name
 from flinkish_spark.planning.recorded_functions import find_recorded_functions
 from flinkish_spark.planning.stream_graph import QueryNode, StreamGraph, TimedNode, find_paths
 
@@ -92,7 +98,8 @@ class Queries:
         Parameters
         ----------
         query
-            A ``SELECT`` that reads at least one view of :meth:`create_temporary_view`.
+            A ``SELECT`` that reads at least one view of :meth:`create_temporary_view`. It may have a
+            MATCH_RECOGNIZE in FROM; see docs/sql.md.
         output_mode
             As of :meth:`from_query`.
 
@@ -100,6 +107,8 @@ class Queries:
         ------
         GraphError
             Spark cannot parse the query, or it reads no view of this environment.
+        PatternError
+            A clause of MATCH_RECOGNIZE is wrong.
 
         Examples
         --------
@@ -112,8 +121,13 @@ class Queries:
                 uid="totals",
             )
         """
+        query, clauses = cut_matches(query)
         names = find_relations(self.spark, query)
         read = {name: stream for name, stream in self._views.items() if name in names}
+        if clauses:
+            check_match_query([*clauses.values()], [*read], output_mode)
+            ((name, clause),) = clauses.items()
+            return self._query_matches(SqlQuery(query, (name,)), clause, uid)
         if not read:
             raise GraphError(
                 "the query of sql() reads no stream of this environment",
@@ -122,6 +136,16 @@ class Queries:
             )
         function = SqlQuery(query, tuple(read))
         return self.from_query(function, *read.values(), output_mode=output_mode, uid=uid)
+
+    def _query_matches(self, query: SqlQuery, clause: MatchClause, uid: str | None) -> DataStream:
+        stream = self._views.get(clause.table)
+        if stream is None:
+            clause.place.refuse(
+                f"there is no view '{clause.table}'",
+                "give a stream that name with create_temporary_view()",
+            )
+        known = resolve_uid(self.graph, uid, "query", stream._node)
+        return find_matches(stream, clause, known).transform(MatchQuery(query, known))
 
     def _check_stream(self, stream: DataStream, what: str) -> None:
         instance_of(what, stream, DataStream, what_to_do="give it the stream of a source")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.plans import (
+    APPEND,
     UPDATE,
     add_row_kind,
     find_scanned,
@@ -54,7 +55,7 @@ def run_query(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
     return add_row_kind(made, node.output_mode)
 
 
-def _call(node: QueryNode, frames: Sequence[DataFrame]) -> DataFrame:
+def _call(node: QueryNode | MatchQuery, frames: Sequence[DataFrame]) -> DataFrame:
     try:
         made: object = node.function(*frames)
     except AnalysisException as error:
@@ -101,6 +102,8 @@ class SqlQuery:
     views: tuple[str, ...]
     #: Further views by name, each a query that may read the views before it.
     queries: Mapping[str, str] = field(default_factory=dict)
+    #: Tables that are no streams, by name.
+    tables: Mapping[str, Callable[[SparkSession], DataFrame]] = field(default_factory=dict)
 
     def __call__(self, *frames: DataFrame) -> DataFrame:
         spark = frames[0].sparkSession
@@ -114,9 +117,35 @@ class SqlQuery:
 
             for name, frame in zip(self.views, frames, strict=True):
                 add(name, frame)
+            for name, load in self.tables.items():
+                add(name, load(spark))
             for name, query in self.queries.items():
                 add(name, spark.sql(query))
             return spark.sql(self.text)
+
+
+@dataclass
+class MatchQuery:
+    """A query over matches: rows of an operator, which Spark sees one micro-batch at a time."""
+
+    function: Callable[[DataFrame], DataFrame]
+    uid: str
+    _is_checked: bool = False
+
+    def __call__(self, matches: DataFrame) -> DataFrame:
+        if not self._is_checked:
+            tried = _call(self, [try_functions(matches.sparkSession, matches.schema, [])])
+            parts = native_parts(tried)
+            why = why_not_streamed(tried, parts, APPEND)
+            if parts.states or why:
+                raise GraphError(
+                    f"the query '{self.uid}' does more than look at single matches",
+                    why=f"it contains {parts.states[0]}" if parts.states else why,
+                    what_to_do="select, filter, or join with tables that are no streams; write the matches "
+                    "to a table, and let another job read it",
+                )
+            self._is_checked = True
+        return _call(self, [matches])
 
 
 def check_view_name(spark: SparkSession, name: str, views: Mapping[str, object]) -> None:

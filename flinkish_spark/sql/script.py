@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame
@@ -17,8 +17,14 @@ from flinkish_spark.bridge.sql_statements import (
     parse_script,
 )
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.planning.queries import SqlQuery, check_view_name
-from flinkish_spark.sql.tables import make_sink, make_source
+from flinkish_spark.datastream.match_queries import (
+    MatchClause,
+    check_match_query,
+    cut_matches,
+    find_matches,
+)
+from flinkish_spark.planning.queries import MatchQuery, SqlQuery, check_view_name
+from flinkish_spark.sql.tables import make_lookup_table, make_sink, make_source
 
 
 def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecutionEnvironment:
@@ -38,7 +44,8 @@ def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecut
     GraphError
         Spark cannot parse a statement, a table cannot be a source or a sink, or nothing is inserted.
     """
-    job = _Script(env)
+    script, clauses = cut_matches(script)
+    job = _Script(env, clauses)
     for statement in parse_script(env.spark, script):
         match statement:
             case CreateTable():
@@ -56,12 +63,14 @@ def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecut
 @dataclass
 class _Script:
     env: StreamExecutionEnvironment
+    #: Each MATCH_RECOGNIZE, by the name that stands in its place.
+    clauses: Mapping[str, MatchClause]
     tables: dict[str, CreateTable] = field(default_factory=dict)
     #: Queries by the name of their view, in order.
     views: dict[str, str] = field(default_factory=dict)
     #: By the table that they write.
     inserts: dict[str, list[InsertInto]] = field(default_factory=dict)
-    #: The sources that queries read, by table.
+    #: The sources and matches that queries read, by table or clause.
     sources: dict[str, DataStream] = field(default_factory=dict)
 
     def add_name(self, name: str) -> None:
@@ -93,32 +102,56 @@ class _Script:
         return table
 
     def _add_query(self, insert: InsertInto, table: CreateTable, mode: str, uid: str) -> DataStream:
-        views, read = self._find_read(insert.query)
+        query = self._read_query(insert.query)
+        read, written = query.views, _InsertQuery(query, insert, table)
         if not read:
             raise GraphError(
-                f"the insert of line {insert.line} reads no table of the script",
-                what_to_do="select from a table that CREATE TABLE has made",
+                f"the insert of line {insert.line} reads no table of the script that is a stream",
+                what_to_do="select from a table that CREATE TABLE has made, and that is none of jdbc",
             )
+        clauses = [self.clauses[name] for name in read if name in self.clauses]
+        if clauses:
+            check_match_query(clauses, [name for name in read if name in self.tables], mode)
+            return self._add_matches(read[0], clauses[0], uid).transform(MatchQuery(written, uid))
         streams = [self._add_source(name) for name in read]
-        query = SqlQuery(insert.query, tuple(read), views)
-        written = _InsertQuery(query, insert, table)
         return self.env.from_query(written, *streams, output_mode=mode, uid=uid)
 
-    def _find_read(self, query: str) -> tuple[dict[str, str], list[str]]:
-        """Return the views and tables of the script that a query reads, also through views."""
+    def _read_query(self, text: str) -> SqlQuery:
+        """Return a query over the tables and clauses that it reads, also through views."""
         names = set[str]()
-        open_ = [query]
+        open_ = [text]
         while open_:
             found = find_relations(self.env.spark, open_.pop()) - names
             names |= found
             open_ += [self.views[name] for name in found if name in self.views]
         views = {name: text for name, text in self.views.items() if name in names}
-        return views, [name for name in self.tables if name in names]
+        tables = {name: table for name, table in self.tables.items() if name in names}
+        static = {name: make_lookup_table(one) for name, one in tables.items() if one.provider == "jdbc"}
+        read = [name for name in (*tables, *self.clauses) if name in names and name not in static]
+        return SqlQuery(text, tuple(read), views, static)
 
     def _add_source(self, name: str) -> DataStream:
         if name not in self.sources:
             self.sources[name] = self.env.from_source(make_source(self.tables[name]), uid=name)
         return self.sources[name]
+
+    def _add_matches(self, name: str, clause: MatchClause, uid: str) -> DataStream:
+        if name not in self.sources:
+            self.sources[name] = find_matches(self._add_searched(clause, uid), clause, uid)
+        return self.sources[name]
+
+    def _add_searched(self, clause: MatchClause, uid: str) -> DataStream:
+        """Return the stream of the table or view in which a clause looks for matches."""
+        rows = self._read_query(f"SELECT * FROM {clause.table}")
+        if not rows.views or any(name in self.clauses for name in rows.views):
+            clause.place.refuse(
+                f"'{clause.table}' is no table of the script that is a stream, and no view of such tables",
+                "name one that the script creates",
+            )
+        streams = [self._add_source(name) for name in rows.views]
+        if rows.views == (clause.table,):
+            return streams[0]
+        return self.env.from_query(rows, *streams, uid=f"{uid}-rows")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from pyspark.sql import DataFrame, SparkSession
+
 from flinkish_spark import (
     Append,
     ColumnBuckets,
@@ -21,11 +23,14 @@ from flinkish_spark import (
     Upsert,
 )
 from flinkish_spark.bridge.plans import APPEND, UPDATE
+from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.sql_statements import CreateTable
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.errors import ConfigError, GraphError
+from flinkish_spark.core.foreign_errors import describe_error
+from flinkish_spark.core.secrets import secret_of
 from flinkish_spark.sinks import JdbcSink
 from flinkish_spark.sources import (
     CsvFiles,
@@ -236,6 +241,31 @@ _SINKS: Mapping[str, Callable[[TableOptions, str], Sink]] = {
 def make_source(table: CreateTable) -> Source:
     """Return the source that a table is."""
     return _make(table, _SOURCES, "read")
+
+
+def make_lookup_table(table: CreateTable) -> Callable[[SparkSession], DataFrame]:
+    """Return the function that reads a table of a database by Spark, anew in each micro-batch."""
+    options = TableOptions(table)
+    options.refuse_partitions()
+    options.check_columns()
+    given = {"url": options.require("url"), "dbtable": options.require("dbtable")}
+    given |= {name: value for name in ("user", "driver") if (value := options.find(name))}
+    password = options.find("password")
+    options.end()
+
+    def load(spark: SparkSession) -> DataFrame:
+        secret = {"password": secret_of(password).read()} if password else {}
+        try:
+            return spark.read.format("jdbc").options(**given, **secret).load()
+        except FROM_THE_JVM as error:
+            raise GraphError(
+                f"Spark cannot read {table.named}",
+                why=describe_error(error),
+                what_to_do="correct its options, and give Spark the JDBC driver: its JAR by --packages, its "
+                "class as the option driver",
+            ) from None
+
+    return load
 
 
 def make_sink(table: CreateTable) -> tuple[Sink, str]:

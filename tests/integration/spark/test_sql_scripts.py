@@ -97,6 +97,42 @@ def test_the_command_runs_a_script_with_functions_of_python(tmp_path) -> None:
     ]
 
 
+DRIVER = "org.apache.derby.iapi.jdbc.AutoloadedDriver"
+
+
+def test_a_table_of_a_database_is_joined_as_it_is_in_each_run(spark, job_dir, tmp_path) -> None:
+    url = "jdbc:derby:memory:sql-scripts;create=true"
+    script = f"""
+        CREATE TABLE orders (id LONG, user STRING) USING files
+            OPTIONS (path '{tmp_path}/orders', format 'json');
+        CREATE TABLE towns USING jdbc OPTIONS (url '{url}', dbtable 'towns', driver '{DRIVER}');
+        CREATE TABLE lines USING delta OPTIONS (path '{tmp_path}/lines');
+        INSERT INTO lines SELECT id, town FROM orders JOIN towns ON user = name
+    """
+
+    def run(*towns: tuple[str, str]) -> None:
+        frame = spark.createDataFrame(towns, "name STRING, town STRING").write.mode("overwrite")
+        frame.option("driver", DRIVER).jdbc(url, "towns")
+        add_sql_script(environment(spark, job_dir), script).execute(until=CaughtUp())
+
+    put(tmp_path / "orders", "0.json", (1, "ann", "1", 1), (2, "ben", "1", 2))
+    run(("ann", "Aarau"))
+    put(tmp_path / "orders", "1.json", (3, "ann", "1", 3), (4, "ben", "1", 4))
+    run(("ann", "Arth"), ("ben", "Bern"))
+    assert rows(tmp_path / "lines", "id", "town") == Counter([(1, "Aarau"), (3, "Arth"), (4, "Bern")])
+
+
+def test_a_database_without_a_driver_is_refused(spark, job_dir, tmp_path) -> None:
+    (tmp_path / "in").mkdir()
+    script = (ORDERS + COPIES).replace("'/", f"'{tmp_path}/") + (
+        "CREATE TABLE t USING jdbc OPTIONS (url 'jdbc:nobody://h/x', dbtable 't', password 'geheim');"
+        "INSERT INTO copies SELECT orders.id FROM orders JOIN t ON orders.id = t.id"
+    )
+    with pytest.raises(GraphError, match="cannot read the table 't' of line 3") as refused:
+        add_sql_script(environment(spark, job_dir), script).execute()
+    assert "No suitable driver" in str(refused.value) and "geheim" not in str(refused.value)
+
+
 def test_a_query_is_cut_from_its_insert(spark) -> None:
     texts = [
         "INSERT INTO t SELECT 1",
@@ -132,11 +168,17 @@ REFUSED = {
     "a name twice": (f"{ORDERS}{ORDERS}", "a view or table 'orders' already"),
     "an unknown provider": (
         f"CREATE TABLE t (id LONG) USING iceberg;{COPIES}INSERT INTO copies SELECT id FROM t",
-        "is USING iceberg",
+        "is USING iceberg. Tables that are read are of kafka, files, delta",
     ),
-    "jdbc to read": (
-        f"CREATE TABLE t (id LONG) USING jdbc;{COPIES}INSERT INTO copies SELECT id FROM t",
-        "are of kafka, files, delta",
+    "jdbc alone": (
+        f"CREATE TABLE t USING jdbc OPTIONS (url 'jdbc:x:', dbtable 't');{COPIES}"
+        "INSERT INTO copies SELECT id FROM t",
+        "line 2 reads no table of the script that is a stream",
+    ),
+    "columns of a table of jdbc": (
+        f"{ORDERS}CREATE TABLE t (id LONG) USING jdbc OPTIONS (url 'jdbc:x:', dbtable 't');{COPIES}"
+        "INSERT INTO copies SELECT orders.id FROM orders JOIN t ON orders.id = t.id",
+        "the table 't' of line 2 has columns",
     ),
     "a missing option": (
         f"CREATE TABLE t (id LONG) USING files;{COPIES}INSERT INTO copies SELECT id FROM t",

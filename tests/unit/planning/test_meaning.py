@@ -25,6 +25,7 @@ from flinkish_spark.cep import CEP, AfterMatchSkip, OpenMatches, Overflow, Patte
 from flinkish_spark.cep import factories as pattern_factories
 from flinkish_spark.cep.compiler import compile_pattern
 from flinkish_spark.cep.match_recognize import match_recognize
+from flinkish_spark.cep.matches_in_sql import TextPart
 from flinkish_spark.cep.pattern_operator import LookedFor, PatternSearch
 from flinkish_spark.cep.stages import Stage, Times, WithinType
 from flinkish_spark.contracts.source import SourceNode
@@ -179,6 +180,7 @@ SPECIFICATIONS: list[Any] = [
         ),
         ("user",),
         LATE,
+        TextPart("SELECT", 0, 6),
     ),
     factories.Joining(
         IntervalJoin("a LONG", "b LONG", -1, 5, function=Pairs(), left_late=LATE, right_late=LATE)

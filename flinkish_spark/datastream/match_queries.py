@@ -1,0 +1,39 @@
+"""Queries in SQL with MATCH_RECOGNIZE in FROM: the operator that finds the matches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flinkish_spark.bridge.plans import APPEND
+from flinkish_spark.cep.factories import RowPatterns
+from flinkish_spark.cep.matches_in_sql import MatchClause, cut_matches
+from flinkish_spark.datastream.data_stream import DataStream
+from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+
+__all__ = ["MatchClause", "check_match_query", "cut_matches", "find_matches"]
+
+
+def check_match_query(clauses: Sequence[MatchClause], others: Sequence[str], output_mode: str) -> None:
+    """Refuse a query that reads more than the matches of one clause, and tables that are no streams."""
+    clause, *more = clauses
+    if more:
+        more[0].place.refuse(
+            "its query has another one",
+            "write a query for each: several inserts into one table, or union() of the streams of sql()",
+        )
+    if others:
+        clause.place.refuse(
+            f"its query also reads the stream '{others[0]}', and Spark sees matches by micro-batches",
+            "write the matches to a table, and join in another job",
+        )
+    if output_mode != APPEND:
+        clause.place.refuse("matches do not change", f"leave the output mode '{output_mode}' out")
+
+
+def find_matches(stream: DataStream, clause: MatchClause, uid: str) -> DataStream:
+    """Return the matches of a clause in the stream that it names."""
+    strategy = WatermarkStrategy.for_bounded_out_of_orderness(clause.delay_ms)
+    timed = stream.assign_timestamps_and_watermarks(strategy.with_timestamp_assigner(clause.time_field))
+    keys = clause.said.partition
+    keyed = timed.key_by(*keys) if keys else timed.key_by(lambda record: 0, key="INT")
+    return keyed._add_operator(RowPatterns(clause.said, keys, None, clause.place), None, uid, None)
