@@ -99,7 +99,7 @@ class IcebergCommitter(Committer):
         text, branch = mark.to_text(self._context.job), str(staged[0]["branch"])
         # DECISION POINT of the table: the catalog takes one of two commits that are based on the same
         # version of the branch. The other one finds the mark when it tries again.
-        table, _ = self._tables.append(table, files, self._app, text, branch)
+        table = self._tables.append(table, files, self._app, text, branch)
         self._own = checkpoint
         return self._finish(Outcome.COMMITTED, table, staged)
 

@@ -98,7 +98,8 @@ class IcebergSinkSettings:
                 f"partition_by and table_properties are for a new table, and {self.table} is not created",
                 what_to_do="set create_table=True, or leave them out: an existing table keeps its own",
             )
-        self.transforms  # noqa: B018  checks each
+        for text in self.partition_by:
+            PartitionTransform.parse(text)
 
     @property
     def name(self) -> TableName:

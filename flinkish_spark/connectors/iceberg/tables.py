@@ -80,7 +80,7 @@ class IcebergTables:
 
     def find(self, name: TableName) -> Table | None:
         """Return a table as it is now; None if there is none."""
-        with self._translated(f"the table {name} cannot be loaded"):
+        with self._translate(f"the table {name} cannot be loaded"):
             try:
                 return self._catalog.load_table(name.path)
             except NoSuchTableError:
@@ -94,7 +94,7 @@ class IcebergTables:
         properties: Mapping[str, str],
     ) -> None:
         """Create a table with the fields of a stream, unless it is there."""
-        with self._translated(f"the table {name} cannot be created"):
+        with self._translate(f"the table {name} cannot be created"):
             try:
                 creation = self._catalog.create_table_transaction(
                     name.path, schema=new_schema(stream), properties=dict(properties)
@@ -117,30 +117,28 @@ class IcebergTables:
                     what_to_do="correct partition_by and table_properties",
                 ) from error
 
-    def append(
-        self, table: Table, files: Sequence[DataFile], app: str, text: str, branch: str
-    ) -> tuple[Table, int]:
+    def append(self, table: Table, files: Sequence[DataFile], app: str, text: str, branch: str) -> Table:
         """Commit files by one snapshot with a mark, on top of the branch as it is in `table`.
 
-        Returns the table and the snapshot's id; raises CommitConflict if the branch has moved on.
+        Raises CommitConflict if the branch has moved on.
         """
-        base = _without_retries(table)
+        base = _disable_retries(table)
         transaction = base.transaction()
         update = transaction.update_snapshot({app: text}, branch)
         merges = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "false").lower() == "true"
-        with self._translated(f"the catalog '{self._name}' does not take a commit"):
+        with self._translate(f"the catalog '{self._name}' does not take a commit"):
             try:
                 with update.merge_append() if merges else update.fast_append() as snapshot:
                     for file in files:
                         snapshot.append_data_file(file)
                 # In the same commit, since snapshots expire.
                 transaction.set_properties({app: text})
-                return transaction.commit_transaction(), snapshot.snapshot_id
+                return transaction.commit_transaction()
             except CommitFailedException as error:
                 raise CommitConflict(str(error)) from error
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translate(self, what: str) -> Iterator[None]:
         try:
             yield
         except (FlinkishError, CommitConflict):
@@ -163,7 +161,7 @@ def _may_pass(error: Exception) -> bool:
     return is_database or isinstance(error, _MAY_PASS) or (isinstance(error, OSError) and may_pass(error))
 
 
-def _without_retries(table: Table) -> Table:
+def _disable_retries(table: Table) -> Table:
     """Return a table whose commits pyiceberg does not try again.
 
     This order matters: a mark must be read in the same version that the commit is based on. pyiceberg's own
