@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +32,7 @@ from pyspark.sql import types as T
 from flinkish_spark import IcebergSink
 from flinkish_spark.connectors.iceberg.schemas import find_null, why_no_match, why_no_type, why_not_written
 from flinkish_spark.connectors.iceberg.sink import check_table
-from flinkish_spark.core.errors import ConfigError, SchemaError
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.protocol.records import Outcome
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.iceberg_rig import IcebergRig
@@ -284,3 +285,17 @@ def test_what_tasks_are_sent_has_no_history_and_shows_no_secret(tmp_path: Path) 
     work = StageDataFiles("uid", rig.fields, told, "/folder", {"s3.secret-access-key": "hidden"})
     assert "hidden" not in repr(work)
     assert PyArrowFileIO(dict(work.store)).properties == {"s3.secret-access-key": "hidden"}
+
+
+def test_a_machine_without_pyiceberg_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = IcebergRig(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyiceberg_core", None)
+    with pytest.raises(EnvironmentFault, match=r"needs the package pyiceberg_core.*pip install 'pyiceberg\["):
+        rig.sink.preflight(cast(Any, None), rig.committer._context)
+    monkeypatch.undo()
+    rig.sink.preflight(cast(Any, None), rig.committer._context)
+    assert rig.table.schema().column_names == ["id", "name"]
+    with pytest.raises(TypeError, match="mode"):
+        IcebergSink("lake.shop.orders", mode="upsert")  # type: ignore[call-arg]
