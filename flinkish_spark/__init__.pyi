@@ -61,6 +61,7 @@ from .connectors.formats.reader import OnSchemaChange as OnSchemaChange
 from .connectors.formats.registry import Registration as Registration
 from .connectors.formats.registry import SchemaRegistry as SchemaRegistry
 from .connectors.formats.registry import SubjectNameStrategy as SubjectNameStrategy
+from .connectors.iceberg.sink import IcebergSink as IcebergSink
 from .connectors.jdbc.settings import DeadLetterTable as DeadLetterTable
 from .connectors.jdbc.sink import JdbcSink as JdbcSink
 from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob

@@ -26,6 +26,7 @@ from .connectors.files.rolling import Compaction as Compaction
 from .connectors.files.rolling import RollingPolicy as RollingPolicy
 from .connectors.files.rolling import RollOnCheckpoint as RollOnCheckpoint
 from .connectors.files.sink import FileSink as FileSink
+from .connectors.iceberg.sink import IcebergSink as IcebergSink
 from .connectors.jdbc.settings import DeadLetterTable as DeadLetterTable
 from .connectors.jdbc.sink import JdbcSink as JdbcSink
 from .connectors.kafka.client.barriers import BarrierRecords as BarrierRecords

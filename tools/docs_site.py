@@ -52,6 +52,7 @@ API = (
     ("patterns", "Patterns", ("cep",)),
     ("kafka", "Kafka", ("connectors.kafka",)),
     ("delta", "Delta", ("connectors.delta",)),
+    ("iceberg", "Iceberg", ("connectors.iceberg",)),
     ("files", "Files", ("connectors.files",)),
     ("databases", "Databases", ("connectors.jdbc",)),
     ("own-connectors", "Other sources and sinks", ("connectors", "contracts", "protocol.records")),

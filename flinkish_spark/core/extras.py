@@ -6,6 +6,7 @@ from __future__ import annotations
 _REQUIREMENTS = {
     "avro": ("fastavro>=1.12,<2", "pyruhvro>=0.4,<0.5"),
     "hdfs": ("hdfs-native>=0.14.7,<0.15",),
+    "iceberg": ("pyiceberg[pyiceberg-core,sql-sqlite]>=0.12,<0.13",),
     "json-schema": ("jsonschema>=4.23,<5",),
     "mysql": ("PyMySQL>=1.1,<2",),
     "object-store": ("obstore>=0.12.1,<0.13",),

@@ -31,6 +31,15 @@ def spark_type(kind: pa.DataType) -> T.DataType:
     return from_arrow_type(kind, prefer_timestamp_ntz=True)
 
 
+def nullable_within(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose fields, elements and values may be null."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(one.name, nullable_within(one.type)) for one in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(nullable_within(kind.key_type), nullable_within(kind.item_type))
+    return pa.list_(nullable_within(kind.value_type)) if pa.types.is_list(kind) else kind
+
+
 def as_schema(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Cast rows to a schema's types: rows from Spark have the session's zone, and maybe large strings."""
     if rows.schema.equals(schema):

@@ -21,6 +21,7 @@ from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.row_count import RowCount, begin_staging
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.transport.columns import SINK_CONTROL
+from flinkish_spark.types.arrow_types import nullable_within
 
 #: Control columns of staged rows: micro-batch, position in it, and whether the record deletes its key.
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
@@ -125,7 +126,7 @@ class _File:
         self._path = f"{target.folder}/{name}" if target.folder else name
         self._sink = target.files.output(self._path)
         # A null struct has nulls in all fields, so files declare all nested fields as nullable.
-        self._schema = pa.schema([pa.field(one.name, _nullable(one.type)) for one in schema])
+        self._schema = pa.schema([pa.field(one.name, nullable_within(one.type)) for one in schema])
         codec = {"uncompressed": "none"}.get(target.compression, target.compression)
         self._writer = pq.ParquetWriter(
             self._sink,
@@ -171,14 +172,6 @@ class _File:
             "dataChange": True,
             "stats": self._stats.to_text(),
         }
-
-
-def _nullable(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(one.name, _nullable(one.type)) for one in kind])
-    if pa.types.is_map(kind):
-        return pa.map_(_nullable(kind.key_type), _nullable(kind.item_type))
-    return pa.list_(_nullable(kind.value_type)) if pa.types.is_list(kind) else kind
 
 
 def _split_by_partition(

@@ -1,0 +1,1 @@
+"""Iceberg tables by pyiceberg: tasks write Parquet files, the driver commits them by one snapshot."""

@@ -1,0 +1,190 @@
+"""The committer of an Iceberg sink: one snapshot per checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from flinkish_spark.connectors.iceberg.data_files import file_from_json, find_missing
+from flinkish_spark.connectors.iceberg.schemas import why_not_written, why_stale
+from flinkish_spark.connectors.iceberg.settings import IcebergSinkSettings, TableName
+from flinkish_spark.connectors.iceberg.tables import (
+    CommitConflict,
+    IcebergTables,
+    app_id,
+    find_marks,
+    find_referenced,
+    folders_of,
+    make_durable,
+    store_of,
+)
+from flinkish_spark.connectors.staged_ids import StagedId
+from flinkish_spark.contracts.sink import Committer, ShownOrder, SinkContext
+from flinkish_spark.core.errors import AnotherTimelineError, EnvironmentFault, StoreError
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
+from flinkish_spark.protocol.timeline import Mark
+
+Staged = Sequence[Mapping[str, Any]]
+
+
+class IcebergCommitter(Committer):
+    shown_order = ShownOrder.OF_COMMITS
+
+    def __init__(self, sink: IcebergSinkSettings, context: SinkContext) -> None:
+        self._sink, self._context = sink, context
+        self._app = app_id(context.job, context.uid)
+        self._tables = IcebergTables(sink.name, sink.properties)
+        #: The newest checkpoint that this object itself has committed.
+        self._own: CheckpointId | None = None
+        #: Files that are durable already.
+        self._durable: set[str] = set()
+
+    def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        staged = [one.payload for one in committables]
+        return [self._commit(staged, checkpoint)] * len(staged) if staged else ()
+
+    def newest_marks(self) -> Sequence[Mark]:
+        mark, _ = self._find_mark(self._tables.find(self._sink.name))
+        return () if mark is None else (mark,)
+
+    def _find_mark(self, table: Table | None) -> tuple[Mark | None, Snapshot | None]:
+        """Return the newest mark in a table, and the snapshot that has it unless that has expired."""
+        found = find_marks(table, self._app, self._context.job) if table is not None else []
+        return found[-1] if found else (None, None)
+
+    def _commit(self, staged: Staged, checkpoint: CheckpointId) -> CommitAnswer:
+        name = TableName.parse(str(staged[0]["table"]))
+        try:
+            table = self._tables.find(name)
+            done = table is not None and self._holds(table, checkpoint)
+            if table is not None and not done and (why := _why_lost(table, staged)):
+                # This order matters: the mark is read again after files were missed. A process that could
+                # still commit them would have to find them all, and writes the same mark as a replay, so only
+                # one of the two becomes visible.
+                table = self._tables.find(name)
+                done = table is not None and self._holds(table, checkpoint)
+                if table is not None and not done:
+                    return CommitAnswer(Outcome.LOST, f"the table {name}: {why}", is_proven_aborted=True)
+            if table is None:
+                # Nobody knows whether it held the checkpoint: no proof, and no replay.
+                return CommitAnswer(Outcome.LOST, f"the table {name} is gone, and its mark with it")
+            if done:
+                return self._finish(Outcome.ALREADY_COMMITTED, table, staged)
+            if why := why_not_written(table.metadata, str(staged[0]["branch"])):
+                # The table may take the rows once somebody has repaired it.
+                return CommitAnswer(Outcome.LOST, f"the table {name} no longer takes the rows: {why}")
+            return self._append(table, staged, checkpoint)
+        except CommitConflict as conflict:
+            return CommitAnswer(Outcome.RETRY, str(conflict))
+        except EnvironmentFault as fault:
+            if fault.ends_when_repeated or isinstance(fault, AnotherTimelineError):
+                raise
+            return CommitAnswer(Outcome.RETRY, str(fault))
+
+    def _holds(self, table: Table, checkpoint: CheckpointId) -> bool:
+        """Return whether a table holds the checkpoint; raise an error for a mark that is not ours."""
+        mark, _ = self._find_mark(table)
+        if mark is not None and mark.checkpoint != self._own:
+            self._context.require_ours(mark, checkpoint)
+        return mark is not None and mark.checkpoint >= checkpoint
+
+    def _append(self, table: Table, staged: Staged, checkpoint: CheckpointId) -> CommitAnswer:
+        mark = self._context.timeline.mark_of(checkpoint)
+        files = [file for one in staged for file in _files_of(table, one)]
+        text, branch = mark.to_text(self._context.job), str(staged[0]["branch"])
+        # DECISION POINT of the table: the catalog takes one of two commits that are based on the same
+        # version of the branch. The other one finds the mark when it tries again.
+        table = self._tables.append(table, files, self._app, text, branch)
+        self._own = checkpoint
+        return self._finish(Outcome.COMMITTED, table, staged)
+
+    def _finish(self, outcome: Outcome, table: Table, staged: Staged) -> CommitAnswer:
+        _, snapshot = self._find_mark(table)
+        # This order matters: a receipt is durable, and promises that the commit is. Sync also a commit that
+        # another process made: it may have died before it could.
+        try:
+            make_durable(table, snapshot, self._durable)
+        except OSError as error:
+            raise StoreError(
+                f"a commit to the Iceberg table {self._sink.table} could not be made durable",
+                why=str(error),
+                what_to_do="check the disk; the job makes the commit durable when it starts again",
+            ) from error
+        # Only now: while a folder is open, a sweep asks the table about each file in it.
+        folders = folders_of(table, self._app)
+        for one in staged:
+            name = str(one["folder"])
+            folders.delete(name, [str(file["path"]) for file in one["files"]])
+            folders.close(name)
+        facts = {} if snapshot is None else {"snapshot": snapshot.snapshot_id}
+        facts |= {"rows": sum(int(one["rows"]) for one in staged)}
+        return CommitAnswer(outcome, facts={**facts, "files": sum(len(one["files"]) for one in staged)})
+
+    def abort(self, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
+        """Forget the files: no snapshot names them, and a sweep deletes them later."""
+        # Not deleted here, because a decision may be unknown to a fenced process.
+        return tuple(CommitAnswer(Outcome.COMMITTED, "left to the next sweep") for _ in committables)
+
+    def why_dead(self, committables: Sequence[Committable]) -> Mapping[int, str]:
+        """Find committables whose files are gone, or that do not fit the table or the sink any more."""
+        table = self._tables.find(self._sink.name)
+        reasons = {at: self._why_dead(table, one.payload) for at, one in enumerate(committables)}
+        return {at: f"sink '{self._context.uid}': {reason}" for at, reason in reasons.items() if reason}
+
+    def _why_dead(self, table: Table | None, payload: Mapping[str, Any]) -> str:
+        if (payload["table"], payload["branch"]) != (self._sink.table, self._sink.branch):
+            return f"the rows were staged for the table {payload['table']}, branch {payload['branch']}"
+        return f"the table {self._sink.table} is gone" if table is None else _why_lost(table, [payload])
+
+    def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
+        """Delete folders that were staged and that no commit needs."""
+        table = self._tables.find(self._sink.name)
+        if table is None:
+            return 0
+        folders, names = folders_of(table, self._app), {str(one.payload.get("folder", "")) for one in kept}
+        found = folders.list_open()
+        # This order matters: a block that is leased after the listing has no folder in it.
+        leased = running_blocks()
+        left = []
+        for name in found:
+            staged = StagedId.parse(name)
+            if staged is not None and name not in names:
+                left += [name] if staged.is_leftover(self._context.owner_epoch, leased) else []
+        # Data that was committed stays, whatever this process knows: a copy of the job directory may have
+        # committed it. A crash between a commit and its receipt leaves such a folder open, too.
+        named = find_referenced(table, lambda path: f"/flinkish/{self._app}/" in path) if left else set()
+        for name in left:
+            folders.delete(name, [path for path in named if f"/{name}/" in path])
+            folders.close(name)
+        return len(left)
+
+    def why_not_superseded(self, target: CheckpointId) -> str:
+        mark, _ = self._find_mark(self._tables.find(self._sink.name))
+        if mark is None or mark.checkpoint <= target:
+            return ""
+        return (
+            f"the table {self._sink.table} of sink '{self._context.uid}' holds checkpoint {mark.checkpoint}, "
+            "and the sink takes no snapshot back"
+        )
+
+
+def _files_of(table: Table, staged: Mapping[str, Any]) -> list[DataFile]:
+    kind = table.spec().partition_type(table.schema())
+    return [file_from_json(one, kind, table.spec().spec_id) for one in staged["files"]]
+
+
+def _why_lost(table: Table, staged: Staged) -> str:
+    """Return why staged files cannot be committed to a table any more; empty if they can."""
+    for one in staged:
+        if one["table_uuid"] != str(table.metadata.table_uuid):
+            return "it is another table than the one that the rows were staged for"
+        if why := why_stale(table.metadata, one["schema_id"], one["spec_id"], one["columns"]):
+            return why
+        if missing := find_missing(one["files"], store_of(table)):
+            return f"the staged file {missing} is gone or damaged"
+    return ""

@@ -1,0 +1,291 @@
+"""Data files of an Iceberg table: tasks write them by pyiceberg; they travel to the commit as JSON."""
+
+from __future__ import annotations
+
+import base64
+import json
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+from pyarrow import fs
+from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io.pyarrow import ParquetFormatWriter, PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.typedef import Record
+from pyiceberg.types import IcebergType, ListType, MapType, PrimitiveType, StructType
+from pyspark.sql import types as T
+
+from flinkish_spark.connectors.iceberg.schemas import find_null
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.core.store import sync_directory
+from flinkish_spark.types.arrow_types import arrow_schema, as_schema
+
+#: Size in memory of the rows that a task collects before it writes a file for each of their partitions.
+_BUFFER_BYTES = 128 * 1024 * 1024
+#: Longest part of a record that an error message shows.
+_MOST_SHOWN = 1_000
+#: Statistics of a file by field id: numbers, and values as bytes.
+_COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
+_BOUNDS = ("lower_bounds", "upper_bounds")
+
+
+def metadata_for_tasks(table: TableMetadata) -> str:
+    """Return a table's metadata as JSON, without its history, by which tasks write files."""
+    told: dict[str, Any] = {"refs": {}, "current_snapshot_id": None}
+    history = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
+    told |= {name: [] for name in history}
+    return table.model_copy(update=told).model_dump_json()
+
+
+@dataclass(frozen=True)
+class StageDataFiles:
+    """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
+
+    uid: str
+    fields: T.StructType
+    #: From :func:`metadata_for_tasks`.
+    metadata: str
+    folder: str
+    #: Properties of the table's store, maybe with secrets.
+    store: Mapping[str, str] = field(repr=False)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        task = begin_staging()
+        ack = RowCount(task.partitionId())
+        table = TableMetadataUtil.parse_raw(self.metadata)
+        writer = DataFileWriter(table, self.folder, PyArrowFileIO(dict(self.store)))
+        given = arrow_schema(self.fields)
+        for batch in batches:
+            records = ack.admit(batch)
+            if records.num_rows:
+                rows = as_schema(records.select(range(CONTROL_WIDTH, records.num_columns)), given)
+                self._check(rows, writer.schema)
+                writer.add(rows)
+        report = {**ack.finish().to_json(), "files": writer.finish()}
+        yield pa.record_batch([pa.array([json.dumps(report)])], ["report"])
+
+    def _check(self, rows: pa.RecordBatch, schema: Schema) -> None:
+        found = find_null(rows, schema)
+        if found is None:
+            return
+        from flinkish_spark.connectors.two_phase import to_bad_record_error
+
+        path, row = found
+        # The driver searches the message for markers, so a record must not contain one.
+        shown = str(rows.slice(row, 1).to_pylist()[0])[:_MOST_SHOWN].replace("[FLINKISH", "[ FLINKISH")
+        raise to_bad_record_error(self.uid, f"the field {path} of the table is required, and null in {shown}")
+
+
+class DataFileWriter:
+    """Writes the rows of a task: they are collected, and each partition of them becomes a file."""
+
+    def __init__(self, table: TableMetadata, folder: str, io: PyArrowFileIO) -> None:
+        self._table, self._folder, self._io, self.schema = table, folder, io, table.schema()
+        # Names of fields in files are those that Avro has, too; readers go by field ids.
+        self._file_schema = sanitize_column_names(self.schema)
+        self._spec, self._uuid = table.spec(), uuid.uuid4()
+        self._held: list[pa.RecordBatch] = []
+        self._files: list[dict[str, Any]] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        self._held.append(rows)
+        if sum(one.nbytes for one in self._held) >= _BUFFER_BYTES:
+            self._flush()
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the files, durable, as JSON."""
+        self._flush()
+        sync_files(str(one["path"]) for one in self._files)
+        return self._files
+
+    def _flush(self) -> None:
+        if self._held:
+            rows = pa.Table.from_batches(self._held).combine_chunks()
+            for values, part in self._split(rows):
+                self._write(values, part)
+        self._held = []
+
+    def _write(self, values: Sequence[Any], rows: pa.Table) -> None:
+        # Partitions are in manifests only, so that no value has to be a folder's name.
+        location = f"{self._folder}/{len(self._files):05d}-{self._uuid}.parquet"
+        output, wanted = self._io.new_output(location), schema_to_pyarrow(self._file_schema)
+        [batch] = rows.to_batches()
+        found = project(batch.to_struct_array(), self.schema.as_struct(), pa.struct(list(wanted)))
+        with ParquetFormatWriter(output, self._file_schema, self._table.properties) as writer:
+            writer.write(pa.Table.from_arrays(found.flatten(), schema=wanted))
+        kinds = _kinds_of(self._spec.partition_type(self.schema))
+        partition = [
+            None if one is None else _to_text(to_bytes(kind, one))
+            for kind, one in zip(kinds, values, strict=True)
+        ]
+        known = writer.result().to_serialized_dict()
+        file = {"path": location, "bytes": len(output), "partition": partition}
+        file |= {"rows": known["record_count"], "split_offsets": known["split_offsets"]}
+        file |= {name: {str(at): count for at, count in known[name].items()} for name in _COUNTS}
+        file |= {name: {str(at): _to_text(bound) for at, bound in known[name].items()} for name in _BOUNDS}
+        self._files.append(file)
+
+    def _split(self, rows: pa.Table) -> Iterator[tuple[list[Any], pa.Table]]:
+        """Yield the rows of each partition, in their order, after its values."""
+        fields, place = self._spec.fields, pa.array(range(rows.num_rows), pa.int64())
+        if not fields:
+            yield [], rows.take(place)
+            return
+        keys = {f"k{at}": self._values(rows, at) for at in range(len(fields))}
+        grouped = pa.table({**keys, "place": place}).group_by(list(keys), use_threads=False)
+        found = grouped.aggregate([("place", "list")]).to_pydict()
+        for *values, places in zip(*(found[name] for name in (*keys, "place_list")), strict=True):
+            yield values, rows.take(pa.array(places, pa.int64()))
+
+    def _values(self, rows: pa.Table, at: int) -> pa.Array:
+        """Return the values of a partition field; dates and times as numbers, as Iceberg holds them."""
+        source = self._spec.fields[at]
+        path = self.schema.find_column_name(source.source_id) or ""
+        first, *inner = [path] if path in rows.column_names else path.split(".")
+        wanted = schema_to_pyarrow(kind := self.schema.find_field(source.source_id).field_type)
+        nothing = pa.nulls(rows.num_rows, wanted)
+        column = rows.column(first).combine_chunks() if first in rows.column_names else nothing
+        for name in inner:
+            position = column.type.get_field_index(name) if pa.types.is_struct(column.type) else -1
+            # Flattened, a field of a null struct is null.
+            column = column.flatten()[position] if position >= 0 else nothing
+        values = source.transform.pyarrow_transform(kind)(column.cast(wanted))
+        if pa.types.is_date(values.type):
+            return values.cast(pa.int32())
+        return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+
+
+def project(values: pa.Array, kind: IcebergType, wanted: pa.DataType) -> pa.Array:
+    """Return values as a file holds them: the table's fields by name, in its order, of its types.
+
+    pyiceberg's own projection makes a null map, and a null list of structs, empty ones.
+    """
+    if isinstance(kind, StructType):
+        parts = {field.name: part for field, part in zip(values.type, values.flatten(), strict=True)}
+        found = [
+            project(parts[one.name], one.field_type, field.type)
+            if one.name in parts
+            else pa.nulls(len(values), field.type)
+            for one, field in zip(kind.fields, wanted, strict=True)
+        ]
+        return pa.StructArray.from_arrays(found, fields=list(wanted), mask=values.is_null())
+    if isinstance(kind, ListType):
+        inner = project(values.values, kind.element_type, wanted.value_type)
+        offsets = values.offsets.cast(pa.int64())
+        return pa.LargeListArray.from_arrays(offsets, inner, type=wanted, mask=values.is_null())
+    if isinstance(kind, MapType):
+        keys = project(values.keys, kind.key_type, wanted.key_type)
+        items = project(values.items, kind.value_type, wanted.item_type)
+        return pa.MapArray.from_arrays(values.offsets, keys, items, type=wanted, mask=values.is_null())
+    return values.cast(wanted)
+
+
+def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: int) -> DataFile:
+    values = [
+        None if text is None else from_bytes(kind, base64.b64decode(text))
+        for kind, text in zip(_kinds_of(partition), stored["partition"], strict=True)
+    ]
+    known: dict[str, Any] = {}
+    known |= {name: {int(at): count for at, count in stored[name].items()} for name in _COUNTS}
+    known |= {name: {int(at): base64.b64decode(b) for at, b in stored[name].items()} for name in _BOUNDS}
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=stored["path"],
+        file_format=FileFormat.PARQUET,
+        partition=Record(*values),
+        record_count=stored["rows"],
+        file_size_in_bytes=stored["bytes"],
+        split_offsets=stored["split_offsets"],
+        sort_order_id=None,
+        spec_id=spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **known,
+    )
+
+
+def _kinds_of(partition: StructType) -> list[PrimitiveType]:
+    return [cast(PrimitiveType, one.field_type) for one in partition.fields]
+
+
+def _to_text(value: bytes) -> str:
+    return base64.b64encode(value).decode("ascii")
+
+
+def path_on_disk(location: str) -> Path | None:
+    """Return the path of a file on a disk; None for a store."""
+    scheme, _, path = PyArrowFileIO.parse_location(location)
+    return Path(path) if scheme == "file" else None
+
+
+def sync_files(locations: Iterable[str], known: set[str] | None = None) -> None:
+    """Make files on a disk durable, and their names; stores do that themselves.
+
+    Files in `known` are durable already; those that are synced are added to it.
+    """
+    new = [one for one in locations if known is None or one not in known]
+    paths = [path for one in new if (path := path_on_disk(one)) is not None]
+    folders = {above for path in paths for above in path.parents}
+    for path in (*paths, *sorted(folders, reverse=True)):
+        # What was cleaned up meanwhile is not needed any more; a folder that we may not read has nothing new.
+        with suppress(FileNotFoundError, PermissionError):
+            sync_directory(path)
+    if known is not None:
+        known.update(new)
+
+
+class StagedFolders:
+    """Folders of one sink's staged micro-batches below a table's data, and which of them are open.
+
+    Beside them lies a small file for each that is neither committed nor swept: committed data stays where it
+    was staged, so the folders alone do not tell what is left over.
+    """
+
+    def __init__(self, data: str, app: str, io: PyArrowFileIO) -> None:
+        # Without an underscore, so that Iceberg's own removal of orphan files finds what is forgotten here.
+        self._root = f"{data}/flinkish/{app}"
+        scheme, host, self._path = PyArrowFileIO.parse_location(self._root, io.properties)
+        self._system = io.fs_by_scheme(scheme, host)
+
+    def open(self, name: str) -> str:
+        """Note a folder durably, before a file is written into it; return it."""
+        with self._system.open_output_stream(f"{self._path}/.open/{name}") as file:
+            file.write(b"staged\n")
+        sync_files([f"{self._root}/.open/{name}"])
+        return f"{self._root}/{name}"
+
+    def list_open(self) -> list[str]:
+        wanted = fs.FileSelector(f"{self._path}/.open", allow_not_found=True)
+        return [one.base_name for one in self._system.get_file_info(wanted)]
+
+    def close(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            self._system.delete_file(f"{self._path}/.open/{name}")
+
+    def delete(self, name: str, kept: Sequence[str] = ()) -> None:
+        """Delete the files in a folder but those that are kept: what attempts left that nobody waits for."""
+        wanted = fs.FileSelector(f"{self._path}/{name}", allow_not_found=True, recursive=True)
+        names = {one.rpartition("/")[2] for one in kept}
+        for one in self._system.get_file_info(wanted):
+            if one.is_file and one.base_name not in names:
+                self._system.delete_file(one.path)
+        if not kept:
+            with suppress(FileNotFoundError):
+                self._system.delete_dir(f"{self._path}/{name}")
+
+
+def find_missing(files: Sequence[Mapping[str, Any]], io: PyArrowFileIO) -> str:
+    """Return a file of one staged micro-batch that is not there with its size; empty if all are."""
+    # All are in one folder.
+    scheme, host, _ = PyArrowFileIO.parse_location(files[0]["path"], io.properties)
+    paths = [PyArrowFileIO.parse_location(one["path"], io.properties)[2] for one in files]
+    infos = io.fs_by_scheme(scheme, host).get_file_info(paths)
+    found = zip(files, infos, strict=True)
+    return next((one["path"] for one, info in found if not info.is_file or info.size != one["bytes"]), "")

@@ -1,0 +1,118 @@
+"""Names, partitions and properties that a user gives an Iceberg sink, checked without pyiceberg."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.fields import TextPattern, check_fields
+
+#: A column by its name, or one of Iceberg's transforms of it.
+_TRANSFORM = re.compile(
+    r"(?P<time>year|month|day|hour)\((?P<instant>[^(),]+)\)"
+    r"|(?P<sized>bucket|truncate)\((?P<size>[1-9]\d{0,8}), ?(?P<value>[^(),]+)\)"
+    r"|(?P<plain>[^(),]+)"
+)
+_TRANSFORMS = (
+    "column, year(column), month(column), day(column), hour(column), bucket(16, column), truncate(4, column)"
+)
+#: Properties whose values are shown nowhere.
+_SECRET = re.compile(r"secret|token|password|credential|account-key|access-key|sas|^header\.", re.IGNORECASE)
+_LOGIN = re.compile(r"//[^/\s@]*@")
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """A table in a catalog: the catalog's name, and that of the table in it."""
+
+    catalog: str
+    #: One namespace or several, and the table.
+    path: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        catalog, *path = text.split(".")
+        return cls(catalog, tuple(path))
+
+    def __str__(self) -> str:
+        return ".".join((self.catalog, *self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionTransform:
+    """A partition field of a new table."""
+
+    column: str
+    #: As Iceberg writes it: ``day``, ``bucket[16]``.
+    transform: str
+
+    @classmethod
+    def parse(cls, text: str) -> PartitionTransform:
+        found = _TRANSFORM.fullmatch(text)
+        if found is None:
+            raise ConfigError(
+                f"partition_by has {text!r}, which is no column and no transform of one",
+                what_to_do=f"write one of: {_TRANSFORMS}",
+            )
+        if found["plain"]:
+            return cls(found["plain"], "identity")
+        if found["time"]:
+            return cls(found["instant"], found["time"])
+        return cls(found["value"], f"{found['sized']}[{found['size']}]")
+
+    @property
+    def name(self) -> str:
+        return (
+            self.column if self.transform == "identity" else f"{self.column}_{self.transform.split('[')[0]}"
+        )
+
+
+@dataclass(frozen=True)
+class IcebergSinkSettings:
+    """The parameters of :class:`~flinkish_spark.IcebergSink`, which describes them."""
+
+    table: Annotated[
+        str, TextPattern(r"[^.\s]+(\.[^.\x00-\x1f]+){2,}", "catalog.schema.table, with a namespace at least")
+    ]
+    properties: Mapping[str, str] = field(default_factory=dict, repr=False)
+    branch: Annotated[str, TextPattern(r"[^\s]+", "the name of a branch")] = "main"
+    create_table: bool = False
+    partition_by: tuple[str, ...] = ()
+    table_properties: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        given = self.properties
+        texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
+        if not all(isinstance(one, str) for one in texts):
+            # The values may be secrets.
+            raise ConfigError(
+                f"the properties of the catalog of {self.table} are no texts by name",
+                what_to_do='give a dict of texts, such as {"type": "rest", "uri": "env:CATALOG"}',
+            )
+        if not self.create_table and (self.partition_by or self.table_properties):
+            raise ConfigError(
+                f"partition_by and table_properties are for a new table, and {self.table} is not created",
+                what_to_do="set create_table=True, or leave them out: an existing table keeps its own",
+            )
+        for text in self.partition_by:
+            PartitionTransform.parse(text)
+
+    @property
+    def name(self) -> TableName:
+        return TableName.parse(self.table)
+
+    @property
+    def transforms(self) -> tuple[PartitionTransform, ...]:
+        return tuple(map(PartitionTransform.parse, self.partition_by))
+
+
+def redact(text: str, properties: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Return a text of somebody else without the secrets that properties hold."""
+    for name, value in properties.items():
+        if value and (_SECRET.search(name) or given.get(name) != value or _LOGIN.search(value)):
+            text = text.replace(value, "***")
+    return _LOGIN.sub("//***@", text)

@@ -1,0 +1,301 @@
+"""Tables of an Iceberg sink without a JVM: what fits, how files are written, what settings may be."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections import Counter
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    DoubleType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestampType,
+)
+from pyspark.sql import types as T
+
+from flinkish_spark import IcebergSink
+from flinkish_spark.connectors.iceberg.schemas import find_null, why_no_match, why_no_type, why_not_written
+from flinkish_spark.connectors.iceberg.sink import check_table
+from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.protocol.records import Outcome
+from flinkish_spark.types.ddl import parse_ddl
+from tests.support.iceberg_rig import IcebergRig
+
+ALL = (
+    "yes BOOLEAN, b TINYINT, s SMALLINT, i INT, l BIGINT, f FLOAT, d DOUBLE, n DECIMAL(20, 3), day DATE, "
+    "at TIMESTAMP, local TIMESTAMP_NTZ, name STRING, raw BINARY, st STRUCT<x: INT, y: ARRAY<STRING>>, "
+    "m MAP<STRING, BIGINT>, many ARRAY<STRUCT<q: SMALLINT>>"
+)
+ROW = (
+    *(True, 1, 2, 3, 4, 1.5, math.inf, Decimal("1.234"), date(1969, 1, 2)),
+    *(datetime(1960, 1, 1, 5, tzinfo=UTC), datetime(1, 1, 1), "x/ü" * 9, b"\0a"),
+    *({"x": 1, "y": ["a", None]}, [("k", 1)], [{"q": 1}, None]),
+)
+
+
+def fields_of(text: str) -> T.StructType:
+    found = parse_ddl(text)
+    assert isinstance(found, T.StructType)
+    return found
+
+
+def test_values_of_every_type_are_read_as_they_were_written(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, ALL)
+    rig.create()
+    nothing = (None,) * len(ROW)
+    staged = rig.stage([ROW, nothing, (*ROW[:-3], None, [], [])])
+    rig.commit(1, staged)
+    # Not by pyiceberg, which reads a null map, and a null list of structs, as an empty one.
+    [file] = staged.payload["files"]
+    found = pq.read_table(file["path"].removeprefix("file://"))
+    rows = [tuple(row.values()) for row in found.to_pylist()]
+    assert rows == [ROW, nothing, (*ROW[:-3], None, [], [])]
+    ids = [int(field.metadata[b"PARQUET:field_id"]) for field in found.schema]
+    assert ids == [field.field_id for field in rig.table.schema().fields]
+    assert rig.table.scan().to_arrow().num_rows == 3
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        *("b", "n", "day", "at", "local", "name", "raw", "yes", "d", "bucket(4, b)", "bucket(3, n)"),
+        *("bucket(8, name)", "truncate(2, name)", "truncate(10, n)", "truncate(10, s)", "year(day)"),
+        *("month(local)", "day(at)", "hour(at)", "st.x", "bucket(2, st.x)"),
+    ],
+)
+def test_rows_are_partitioned_by_every_transform_as_pyiceberg_does_it(tmp_path: Path, transform: str) -> None:
+    rig = IcebergRig(tmp_path, ALL, partition_by=(transform,))
+    rig.create()
+    rows = [ROW, (None,) * len(ROW), (*ROW[:-3], None, [], [])]
+    staged = rig.stage(rows)
+    rig.commit(1, staged)
+    table = rig.table
+    assert Counter(map(str, table.scan().to_arrow().to_pylist())).total() == 3
+    assert all("=" not in one["path"] for one in staged.payload["files"])
+    ours = {file.file.partition for file in table.scan().plan_files()}
+    there = table.scan().to_arrow()
+    table.append(there)
+    theirs = [task.file.partition for task in rig.table.scan().plan_files()]
+    assert Counter(map(str, theirs)) == Counter({str(one): 2 for one in ours})
+
+
+def test_values_that_equal_nothing_have_partitions_too(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "d DOUBLE", partition_by=("d",))
+    rig.create()
+    rig.commit(1, rig.stage([(math.nan,), (1.0,), (math.nan,), (None,)]))
+    found = [row["d"] for row in rig.table.scan().to_arrow().to_pylist()]
+    assert len(found) == 4 and sum(value is not None and math.isnan(value) for value in found) == 2
+
+
+def test_two_partition_fields_may_be_of_one_column(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "id LONG, name STRING", partition_by=("bucket(4, id)", "id"))
+    rig.create()
+    rig.commit(1, rig.stage([(n, "x") for n in range(9)]))
+    assert rig.rows() == Counter((n, "x") for n in range(9))
+    assert len(rig.files()) == 9
+
+
+def test_a_stream_may_be_narrower_than_the_table_and_in_another_order(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "st STRUCT<b: SMALLINT, a: FLOAT>, n DECIMAL(9, 2), id INT")
+    nested = StructType(
+        NestedField(6, "a", DoubleType(), required=False),
+        NestedField(7, "more", StringType(), required=False),
+        NestedField(8, "b", LongType(), required=False),
+    )
+    schema = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("n", pa.decimal128(20, 2)),
+            ("other", pa.string()),
+            ("st", pa.struct([("a", pa.float64()), ("more", pa.string()), ("b", pa.int64())])),
+        ]
+    )
+    assert nested.fields
+    rig.catalog.create_table("shop.orders", schema)
+    rig.commit(1, rig.stage([({"b": 7, "a": 0.5}, Decimal("1.25"), 3), (None, None, None)]))
+    assert rig.table.scan().to_arrow().to_pylist() == [
+        {"id": 3, "n": Decimal("1.25"), "other": None, "st": {"a": 0.5, "more": None, "b": 7}},
+        {"id": None, "n": None, "other": None, "st": None},
+    ]
+
+
+TABLE = Schema(
+    NestedField(1, "id", LongType(), required=True),
+    NestedField(2, "name", StringType(), required=False),
+    NestedField(3, "at", TimestampType(), required=False),
+    NestedField(4, "st", StructType(NestedField(5, "x", IntegerType(), required=True)), required=False),
+    NestedField(6, "l", ListType(7, LongType(), element_required=True), required=False),
+    NestedField(8, "m", MapType(9, StringType(), 10, LongType(), value_required=True), required=False),
+)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "why"),
+    [
+        ("id INT, name STRING", ""),
+        ("name STRING", "its field id is required, and the stream has none of that name"),
+        ("id LONG, Name STRING", "it has no field Name; name is another name"),
+        ("id LONG, more INT", "it has no field more"),
+        ("id STRING", "its field id is Iceberg's long, the stream's is Spark's string"),
+        ("id LONG, at TIMESTAMP", "its field at is Iceberg's timestamp, the stream's is Spark's timestamp"),
+        ("id LONG, st STRUCT<y: INT>", "it has no field st.y"),
+        ("id LONG, st STRUCT<x: LONG>", "its field st.x is Iceberg's int, the stream's is Spark's bigint"),
+        ("id LONG, l ARRAY<DOUBLE>", "its field l.element is Iceberg's long, the stream's is Spark's double"),
+        ("id LONG, m MAP<STRING, INT>", ""),
+        ("id LONG, m MAP<INT, INT>", "its field m.key is Iceberg's string, the stream's is Spark's int"),
+        ("id LONG, v VARIANT", "the field v is variant, for which Iceberg has no type"),
+    ],
+)
+def test_what_does_not_fit_is_named(ddl: str, why: str) -> None:
+    assert why_no_match(fields_of(ddl), TABLE) == why
+
+
+@pytest.mark.parametrize("kind", ["INTERVAL YEAR", "INTERVAL DAY TO SECOND", "VARIANT", "VOID", "TIME"])
+def test_types_that_iceberg_has_not_are_named_wherever_they_are(kind: str) -> None:
+    for ddl, path in (("x {}", "x"), ("x ARRAY<{}>", "x.element"), ("x STRUCT<y: {}>", "x.y")):
+        (field,) = fields_of(ddl.format(kind)).fields
+        assert why_no_type(field.name, field.dataType).startswith(f"the field {path} is ")
+    (collated,) = fields_of("x STRING COLLATE UNICODE_CI").fields
+    assert "collation UNICODE_CI" in why_no_type("x", collated.dataType)
+
+
+@pytest.mark.parametrize(
+    ("bad", "path"),
+    [
+        ({"id": None}, "id"),
+        ({"st": {"x": None}}, "st.x"),
+        ({"l": [1, None]}, "l.element"),
+        ({"m": [("a", None)]}, "m.value"),
+        ({"st": None, "l": None, "m": None, "name": None}, ""),
+        ({"l": [], "m": []}, ""),
+    ],
+)
+def test_a_null_that_the_table_does_not_take_is_found_with_its_row(bad: dict[str, Any], path: str) -> None:
+    good = {"id": 1, "name": "n", "st": {"x": 1}, "l": [1], "m": [("a", 1)]}
+    kinds = pa.schema(
+        [
+            ("id", pa.int64()),
+            ("name", pa.string()),
+            ("st", pa.struct([("x", pa.int32())])),
+            ("l", pa.list_(pa.int64())),
+            ("m", pa.map_(pa.string(), pa.int64())),
+        ]
+    )
+    for at in (0, 3, 6):
+        rows = [{**good, **bad} if row == at else good for row in range(7)]
+        batch = pa.RecordBatch.from_pylist([good, *rows], kinds).slice(1)
+        assert find_null(batch, TABLE) == ((path, at) if path else None)
+
+
+def test_a_table_that_pyiceberg_cannot_write_is_refused_by_name(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, branch="other")
+    table = rig.create()
+    given = rig.fields
+
+    def why() -> str:
+        with pytest.raises(SchemaError) as found:
+            check_table(rig.sink, "sink", rig.table, given)
+        return found.value.why
+
+    assert "it has no branch 'other'" in why()
+    with table.transaction() as change:
+        change.set_properties({"write.format.default": "orc"})
+    assert "write.format.default is orc" in why()
+    with table.transaction() as change:
+        change.set_properties({"write.format.default": "parquet", "encryption.key-id": "k"})
+    assert "encrypted" in why()
+    newer = table.metadata.model_copy(update={"format_version": 3})
+    assert why_not_written(newer, "main") == "its format version is 3, and pyiceberg writes 1 and 2"
+    with pytest.raises(SchemaError, match=r"there is no Iceberg table lake\.shop\.orders for sink 'sink'"):
+        check_table(rig.sink, "sink", None, given)
+
+
+def test_a_table_of_the_first_format_and_one_that_merges_manifests_are_written(tmp_path: Path) -> None:
+    properties = {
+        "format-version": "1",
+        "commit.manifest-merge.enabled": "true",
+        "commit.manifest.min-count-to-merge": "2",
+        "write.object-storage.enabled": "true",
+    }
+    rig = IcebergRig(tmp_path, table_properties=properties)
+    rig.create()
+    for number in range(1, 5):
+        assert rig.commit(number, rig.stage([(number, "x")])).outcome is Outcome.COMMITTED
+    table = rig.table
+    snapshot = table.current_snapshot()
+    assert table.metadata.format_version == 1 and snapshot is not None
+    assert len(snapshot.manifests(table.io)) < 4
+    assert rig.rows() == Counter((number, "x") for number in range(1, 5))
+
+
+def test_settings_are_checked_and_secrets_are_shown_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = IcebergSink("lake.shop.orders", {"token": "hidden", "uri": "env:CATALOG"})
+    assert "hidden" not in repr(sink) and "properties" not in repr(sink).replace("table_properties", "")
+    for table in ("orders", "shop.orders", "lake..orders", "lake.shop."):
+        with pytest.raises(ConfigError, match="table"):
+            IcebergSink(table)
+    with pytest.raises(ConfigError, match="no transform of one"):
+        IcebergSink("a.b.c", create_table=True, partition_by=("week(at)",))
+    with pytest.raises(ConfigError, match="is not created"):
+        IcebergSink("a.b.c", partition_by=("at",))
+    with pytest.raises(ConfigError, match="no texts by name") as found:
+        IcebergSink("a.b.c", {"token": 7})  # type: ignore[dict-item]
+    assert "7" not in str(found.value)
+
+
+def test_a_catalog_that_is_not_configured_or_a_namespace_that_is_missing_is_said(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path)
+    rig.catalog.drop_namespace("shop")
+    with pytest.raises(ConfigError, match="There is no namespace shop in the catalog"):
+        rig.create()
+    other = IcebergRig(tmp_path, partition_by=("day(name)",))
+    with pytest.raises(ConfigError, match="cannot be created"):
+        other.create()
+    from flinkish_spark.connectors.iceberg.tables import IcebergTables
+
+    sink = IcebergSink("nobody.shop.orders")
+    with pytest.raises(ConfigError, match="catalog 'nobody' is not configured"):
+        IcebergTables(sink.name, sink.properties).find(sink.name)
+
+
+def test_what_tasks_are_sent_has_no_history_and_shows_no_secret(tmp_path: Path) -> None:
+    from flinkish_spark.connectors.iceberg.data_files import StageDataFiles, metadata_for_tasks
+
+    rig = IcebergRig(tmp_path)
+    rig.create()
+    rig.commit(1, rig.stage([(1, "a")]))
+    told = metadata_for_tasks(rig.table.metadata)
+    assert json.loads(told)["snapshots"] == []
+    work = StageDataFiles("uid", rig.fields, told, "/folder", {"s3.secret-access-key": "hidden"})
+    assert "hidden" not in repr(work)
+    assert PyArrowFileIO(dict(work.store)).properties == {"s3.secret-access-key": "hidden"}
+
+
+def test_a_machine_without_pyiceberg_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = IcebergRig(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyiceberg_core", None)
+    with pytest.raises(EnvironmentFault, match=r"needs the package pyiceberg_core.*pip install 'pyiceberg\["):
+        rig.sink.preflight(cast(Any, None), rig.committer._context)
+    monkeypatch.undo()
+    rig.sink.preflight(cast(Any, None), rig.committer._context)
+    assert rig.table.schema().column_names == ["id", "name"]
+    with pytest.raises(TypeError, match="mode"):
+        IcebergSink("lake.shop.orders", mode="upsert")  # type: ignore[call-arg]
