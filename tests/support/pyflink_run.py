@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,3 +61,36 @@ def run(program: Callable[[Any], Any], watermarks: Mapping[int, int] | None = No
     env = StreamExecutionEnvironment(InProcess(watermarks or {}))
     made = program(env)
     return list(made.execute_and_collect()) if hasattr(made, "execute_and_collect") else made
+
+
+@dataclass
+class Programs:
+    """PyFlink programs of one chapter, each with its elements by Flink's documented semantics."""
+
+    chapter: str
+    cases: dict[str, tuple[Any, Any, Mapping[int, int]]] = field(default_factory=dict)
+
+    def add(
+        self, name: str, expected: Any, watermarks: Mapping[int, int] | None = None
+    ) -> Callable[[Any], Any]:
+        """Register a program by what it shows; `expected` is a list in any order, or what it returns."""
+        assert name not in self.cases
+
+        def register(program: Any) -> Any:
+            self.cases[name] = program, expected, watermarks or {}
+            return program
+
+        return register
+
+    def test(self) -> Any:
+        """Return the test of all programs."""
+
+        @pytest.mark.parametrize("name", list(self.cases))
+        def test_program(name: str) -> None:
+            program, expected, watermarks = self.cases[name]
+            found = run(program, watermarks)
+            if isinstance(expected, list):
+                found, expected = sorted(map(repr, found)), sorted(map(repr, expected))
+            assert found == expected
+
+        return test_program
