@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -94,3 +96,32 @@ class Programs:
             assert found == expected
 
         return test_program
+
+
+def table() -> str:
+    """Return the table of docs/migrate/flink-programs.md: what the programs of each chapter show."""
+    chapters = [importlib.import_module(f"tests.unit.pyflink.{name}").P for name in _FILES]
+    lines = [
+        f"{sum(len(one.cases) for one in chapters)} programs.",
+        "",
+        "| chapter | programs |",
+        "|---|---|",
+    ]
+    return "\n".join(
+        [*lines, *(f"| {one.chapter} ({len(one.cases)}) | {'; '.join(one.cases)} |" for one in chapters)]
+    )
+
+
+def write() -> None:
+    """Put the table into its page: ``python -m tests.support.pyflink_run``."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(f"{MARKS[0]}\n")
+    after = rest[rest.index(MARKS[1]) :]
+    PAGE.write_text(f"{before}{MARKS[0]}\n{table()}\n{after}", encoding="utf-8")
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "migrate" / "flink-programs.md"
+MARKS = "<!-- flink-programs -->", "<!-- /flink-programs -->"
+_FILES = ("test_streams", "test_keyed", "test_windows")
+
+if __name__ == "__main__":
+    write()

@@ -284,8 +284,9 @@ class KeyedStream(_Stream):
     def reduce(self, func: Any) -> DataStream:
         return self._apply(_Reduce(func, self._info), "process_element", self._info)
 
-    sum, min, max = _fold(operator.add), _fold(min), _fold(max)
+    # This order matters: below, `min` and `max` are the methods.
     min_by, max_by = _fold(min, takes_whole=True), _fold(max, takes_whole=True)
+    sum, min, max = _fold(operator.add), _fold(min), _fold(max)
 
     def _window(self, assigner: Any, kind: str) -> WindowedStream:
         windows = self._stream.window(translate_assigner(assigner, self._info))

@@ -6,9 +6,23 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from flinkish_spark.functions.keyed import *  # noqa: F403
+from flinkish_spark.functions.keyed import AggregateFunction as AggregateFunction
+from flinkish_spark.functions.keyed import BroadcastProcessFunction as BroadcastProcessFunction
+from flinkish_spark.functions.keyed import FilterFunction as FilterFunction
+from flinkish_spark.functions.keyed import FlatMapFunction as FlatMapFunction
+from flinkish_spark.functions.keyed import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
+from flinkish_spark.functions.keyed import KeyedCoProcessFunction as KeyedCoProcessFunction
+from flinkish_spark.functions.keyed import KeyedProcessFunction as KeyedProcessFunction
+from flinkish_spark.functions.keyed import MapFunction as MapFunction
+from flinkish_spark.functions.keyed import ReduceFunction as ReduceFunction
 from flinkish_spark.functions.keyed import RichFunction as Function
-from flinkish_spark.functions.stream import *  # noqa: F403
+from flinkish_spark.functions.keyed import RuntimeContext as RuntimeContext
+from flinkish_spark.functions.stream import CoFlatMapFunction as CoFlatMapFunction
+from flinkish_spark.functions.stream import CoMapFunction as CoMapFunction
+from flinkish_spark.functions.stream import CoProcessFunction as CoProcessFunction
+from flinkish_spark.functions.stream import KeySelector as KeySelector
+from flinkish_spark.functions.stream import Partitioner as Partitioner
+from flinkish_spark.functions.stream import ProcessFunction as ProcessFunction
 from flinkish_spark.windows.functions import ProcessWindowFunction as ProcessWindowFunction
 from flinkish_spark.windows.functions import WindowContext
 

@@ -8,7 +8,11 @@ from typing import Any, ClassVar, Self
 
 from flinkish_spark.pyflink.common.typeinfo import PICKLED, TypeInformation, map_key
 from flinkish_spark.state import descriptors
-from flinkish_spark.state.states import *  # noqa: F403
+from flinkish_spark.state.states import AggregatingState as AggregatingState
+from flinkish_spark.state.states import ListState as ListState
+from flinkish_spark.state.states import MapState as MapState
+from flinkish_spark.state.states import ReducingState as ReducingState
+from flinkish_spark.state.states import ValueState as ValueState
 
 
 class StateTtlConfig:

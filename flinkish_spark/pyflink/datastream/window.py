@@ -13,12 +13,28 @@ from flinkish_spark.pyflink.datastream.border import Context, Decoded
 from flinkish_spark.pyflink.datastream.border import TimeWindow as TimeWindow
 from flinkish_spark.pyflink.datastream.state import StateDescriptor
 from flinkish_spark.windows import assigners, time_window, triggers
-from flinkish_spark.windows.assigners import *  # noqa: F403
-from flinkish_spark.windows.triggers import *  # noqa: F403
+from flinkish_spark.windows.assigners import CountSlidingWindowAssigner as CountSlidingWindowAssigner
+from flinkish_spark.windows.assigners import DynamicEventTimeSessionWindows as DynamicEventTimeSessionWindows
+from flinkish_spark.windows.assigners import (
+    DynamicProcessingTimeSessionWindows as DynamicProcessingTimeSessionWindows,
+)
+from flinkish_spark.windows.assigners import EventTimeSessionWindows as EventTimeSessionWindows
+from flinkish_spark.windows.assigners import GlobalWindows as GlobalWindows
+from flinkish_spark.windows.assigners import ProcessingTimeSessionWindows as ProcessingTimeSessionWindows
+from flinkish_spark.windows.assigners import SlidingEventTimeWindows as SlidingEventTimeWindows
+from flinkish_spark.windows.assigners import SlidingProcessingTimeWindows as SlidingProcessingTimeWindows
+from flinkish_spark.windows.assigners import TumblingEventTimeWindows as TumblingEventTimeWindows
+from flinkish_spark.windows.assigners import TumblingProcessingTimeWindows as TumblingProcessingTimeWindows
+from flinkish_spark.windows.triggers import ContinuousEventTimeTrigger as ContinuousEventTimeTrigger
+from flinkish_spark.windows.triggers import ContinuousProcessingTimeTrigger as ContinuousProcessingTimeTrigger
+from flinkish_spark.windows.triggers import CountTrigger as CountTrigger
+from flinkish_spark.windows.triggers import EventTimeTrigger as EventTimeTrigger
+from flinkish_spark.windows.triggers import NeverTrigger as NeverTrigger
+from flinkish_spark.windows.triggers import ProcessingTimeTrigger as ProcessingTimeTrigger
+from flinkish_spark.windows.triggers import PurgingTrigger as PurgingTrigger
 from flinkish_spark.windows.triggers import Trigger as Trigger
+from flinkish_spark.windows.triggers import TriggerContext as TriggerContext
 from flinkish_spark.windows.triggers import TriggerResult as TriggerResult
-
-CountSlidingWindowAssigner = assigners.CountSlidingWindowAssigner
 
 #: Windows by count and global windows have no times; a program mostly names these in hints.
 GlobalWindow = CountWindow = TimeWindow
@@ -32,7 +48,7 @@ class SessionWindowTimeGapExtractor(ABC):
         """Return milliseconds."""
 
 
-class CountTumblingWindowAssigner(assigners.GlobalWindows):
+class CountTumblingWindowAssigner(GlobalWindows):
     """Windows of a number of elements of a key, one after the other."""
 
     def __init__(self, window_size: int) -> None:
@@ -43,7 +59,7 @@ class CountTumblingWindowAssigner(assigners.GlobalWindows):
         return cls(window_size)
 
     def default_trigger(self) -> Trigger:
-        return triggers.PurgingTrigger(triggers.CountTrigger(self._window_size))
+        return PurgingTrigger(CountTrigger(self._window_size))
 
 
 class WindowAssigner(ABC):
@@ -120,8 +136,8 @@ def _translate(window: Any, ctx: Any) -> tuple[Any, Any]:
 
 
 def translate_trigger(trigger: Trigger, given: TypeInformation) -> Trigger:
-    if isinstance(trigger, triggers.PurgingTrigger):
-        return triggers.PurgingTrigger(translate_trigger(trigger._trigger, given))
+    if isinstance(trigger, PurgingTrigger):
+        return PurgingTrigger(translate_trigger(trigger._trigger, given))
     is_ours = type(trigger).__module__ == triggers.__name__
     return trigger if is_ours else _Trigger(trigger, given)
 
