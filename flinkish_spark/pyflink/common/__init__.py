@@ -1,4 +1,4 @@
-"""What PyFlink has in `pyflink.common`."""
+"""PyFlink's names of `pyflink.common`."""
 
 import lazy_loader
 

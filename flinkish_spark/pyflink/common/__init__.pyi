@@ -1,4 +1,4 @@
-"""What PyFlink has in `pyflink.common`."""
+"""PyFlink's names of `pyflink.common`."""
 
 from .configuration import Configuration as Configuration
 from .time import Duration as Duration

@@ -61,7 +61,7 @@ class TypeInformation:
     __hash__ = object.__hash__
 
 
-class _Pickled(TypeInformation):
+class _AnyValue(TypeInformation):
     is_plain = False
 
     def encode(self, value: Any) -> Any:
@@ -130,7 +130,11 @@ class TupleTypeInfo(TypeInformation):
     def fields(self) -> Any:
         return self.data_type
 
-    to_row, from_row = encode, decode
+    def to_row(self, value: Any) -> Any:
+        return self.encode(value)
+
+    def from_row(self, record: Any) -> Any:
+        return self.decode(record)
 
     @property
     def key(self) -> TypeInformation:
@@ -189,7 +193,7 @@ class AsItIs(TypeInformation):
         return record
 
 
-_LITERAL, PICKLED, AS_IT_IS = _Literal(T.StringType()), _Pickled(T.BinaryType()), AsItIs(T.NullType())
+_LITERAL, PICKLED, AS_IT_IS = _Literal(T.StringType()), _AnyValue(T.BinaryType()), AsItIs(T.NullType())
 
 
 def map_key(info: TypeInformation) -> TypeInformation:
@@ -238,37 +242,37 @@ _OF_HINTS: dict[Any, Callable[[], TypeInformation]] = {
 _MANY = (collections.abc.Iterable, collections.abc.Iterator, collections.abc.Generator, list)
 
 
-def _of_hint(hint: Any) -> TypeInformation:
+def _read_hint(hint: Any) -> TypeInformation:
     hint = hints.strip_none(hint)
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple and arguments and Ellipsis not in arguments:
-        return Types.TUPLE([_of_hint(one) for one in arguments])
+        return Types.TUPLE([_read_hint(one) for one in arguments])
     if origin is list and arguments:
-        return Types.LIST(_of_hint(arguments[0]))
+        return Types.LIST(_read_hint(arguments[0]))
     return _OF_HINTS[hint]() if isinstance(hint, type) and hint in _OF_HINTS else PICKLED
 
 
-def of_function(call: Any, *, makes_many: bool) -> TypeInformation:
+def find_hinted_type(call: Any, *, makes_many: bool) -> TypeInformation:
     """Return the type that a function's hint says of its results; pickled, if it says none."""
     try:
         hint = find_return_hint(call)
     except hints.NoSuchType:
         return PICKLED
     if not makes_many:
-        return _of_hint(hint)
+        return _read_hint(hint)
     is_many = typing.get_origin(hint) in _MANY and typing.get_args(hint)
-    return _of_hint(typing.get_args(hint)[0]) if is_many else PICKLED
+    return _read_hint(typing.get_args(hint)[0]) if is_many else PICKLED
 
 
-def of_values(values: Sequence[Any]) -> TypeInformation:
+def infer_type(values: Sequence[Any]) -> TypeInformation:
     """Return the type that all values of a bounded source have; pickled, if they have several or none."""
     kinds = {type(value) for value in values}
-    kind = kinds.pop() if len(kinds) == 1 else None
+    kind: Any = kinds.pop() if len(kinds) == 1 else None
     if kind in (bool, float, str) or (kind is int and all(abs(value) < 1 << 63 for value in values)):
         return _OF_HINTS[kind]()
     if kind not in (tuple, Row) or len({(len(one), *getattr(one, "_fields", ())) for one in values}) != 1:
         return PICKLED
-    infos = [of_values(column) for column in zip(*values, strict=True)]
+    infos = [infer_type(column) for column in zip(*values, strict=True)]
     if not infos:
         return PICKLED
     return Types.TUPLE(infos) if kind is tuple else RowTypeInfo(infos, values[0]._fields or None)

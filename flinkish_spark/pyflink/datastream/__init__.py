@@ -1,4 +1,4 @@
-"""What PyFlink has in `pyflink.datastream`, and in its modules of windows and state."""
+"""PyFlink's names of `pyflink.datastream`, and of its modules of windows and state."""
 
 import lazy_loader
 

@@ -187,7 +187,7 @@ class KeyedBroadcast(Border, keyed.KeyedBroadcastProcessFunction):
     """A function over a keyed stream and a broadcast one."""
 
 
-class Windowed(Border, ProcessWindowFunction):
+class WindowBorder(Border, ProcessWindowFunction):
     """A window function; `method` is ``process`` or ``apply``, after ``all_`` for one without a key."""
 
     def open(self, context: Any) -> None:
@@ -212,7 +212,7 @@ class Windowed(Border, ProcessWindowFunction):
             self._function.clear(Context(context, self._key))
 
 
-class Decoded:
+class RecordCall:
     """A function of an element, and of more, called with a record: a timestamp assigner, a session's gap."""
 
     def __init__(self, function: Any, given: TypeInformation) -> None:

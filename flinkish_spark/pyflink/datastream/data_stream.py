@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from flinkish_spark.connectors.driver_sinks import ForeachSink, MemorySink
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.pyflink.common.typeinfo import PICKLED, TypeInformation, Types, of_function, show
+from flinkish_spark.pyflink.common.typeinfo import PICKLED, TypeInformation, Types, find_hinted_type, show
 from flinkish_spark.pyflink.common.types import Row
 from flinkish_spark.pyflink.datastream import border
 from flinkish_spark.pyflink.datastream.functions import Function, KeyedProcessFunction
@@ -34,12 +34,12 @@ def _find_type(output_type: TypeInformation | None, function: Any, *methods: str
         return output_type
     calls = [getattr(function, method, function) for method in methods]
     makes_many = methods[0].startswith(("flat_map", "process", "apply"))
-    found = [of_function(call, makes_many=makes_many) for call in calls if callable(call)]
+    found = [find_hinted_type(call, makes_many=makes_many) for call in calls if callable(call)]
     return found[0] if found and all(one == found[0] for one in found) else PICKLED
 
 
 class _Stream:
-    """What all streams have: an environment, a stream of ours, the types of their elements and keys."""
+    """The base of all streams: an environment, a stream of ours, the types of its elements and keys."""
 
     #: What the methods of functions end in: two streams have two of each.
     _sides: tuple[str, ...] = ("",)
@@ -84,7 +84,7 @@ class _Stream:
 
 
 def _move(name: str) -> Callable[[DataStream], DataStream]:
-    return lambda self: self._moved(getattr(self._stream, name)())
+    return lambda self: self._make_same(getattr(self._stream, name)())
 
 
 class DataStream(_Stream):
@@ -93,7 +93,7 @@ class DataStream(_Stream):
     #: The tag of late elements, and their type.
     _late: tuple[str, TypeInformation] | None = None
 
-    def _moved(self, stream: Any) -> DataStream:
+    def _make_same(self, stream: Any) -> DataStream:
         return DataStream(self._env, stream, self._info)
 
     def _values(self) -> DataStream:
@@ -142,21 +142,21 @@ class DataStream(_Stream):
         if any(one._info != self._info for one in streams):
             streams = tuple(one.map(same, PICKLED) for one in streams)
         first, *others = streams
-        return first._moved(first._stream.union(*(one._stream for one in others)))
+        return first._make_same(first._stream.union(*(one._stream for one in others)))
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
         own = self._stream.broadcast(*(one.own for one in descriptors))
         return BroadcastStream(self._env, own, self._info)
 
     def partition_custom(self, partitioner: Any, key_selector: Any) -> DataStream:
-        selector = border.Decoded(getattr(key_selector, "get_key", key_selector), self._info)
-        return self._moved(self._stream.partition_custom(partitioner, selector))
+        selector = border.RecordCall(getattr(key_selector, "get_key", key_selector), self._info)
+        return self._make_same(self._stream.partition_custom(partitioner, selector))
 
     def assign_timestamps_and_watermarks(self, watermark_strategy: Any) -> DataStream:
         strategy = watermark_strategy
         if callable(strategy.timestamps):
-            strategy = strategy.with_timestamp_assigner(border.Decoded(strategy.timestamps, self._info))
-        return self._moved(self._stream.assign_timestamps_and_watermarks(strategy))
+            strategy = strategy.with_timestamp_assigner(border.RecordCall(strategy.timestamps, self._info))
+        return self._make_same(self._stream.assign_timestamps_and_watermarks(strategy))
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
         is_late = self._late is not None and self._late[0] == output_tag.tag_id
@@ -306,17 +306,17 @@ class WindowedStream:
         self._keyed, self._windows, self._kind, self._late = keyed, windows, kind, late
         self._info, self.get_input_type = keyed._info, keyed.get_type
 
-    def _with(self, windows: Any, late: OutputTag | None = None) -> WindowedStream:
+    def _change(self, windows: Any, late: OutputTag | None = None) -> WindowedStream:
         return WindowedStream(self._keyed, windows, self._kind, late or self._late)
 
     def trigger(self, trigger: Any) -> WindowedStream:
-        return self._with(self._windows.trigger(translate_trigger(trigger, self._info)))
+        return self._change(self._windows.trigger(translate_trigger(trigger, self._info)))
 
     def allowed_lateness(self, time_ms: Any) -> WindowedStream:
-        return self._with(self._windows.allowed_lateness(time_ms))
+        return self._change(self._windows.allowed_lateness(time_ms))
 
     def side_output_late_data(self, output_tag: OutputTag) -> WindowedStream:
-        return self._with(self._windows.side_output_late_data(output_tag.own(self._info)), output_tag)
+        return self._change(self._windows.side_output_late_data(output_tag.own(self._info)), output_tag)
 
     def _results(self, method: str, made: TypeInformation, *functions: Any, **settings: Any) -> DataStream:
         call = getattr(self._windows, method)
@@ -328,7 +328,7 @@ class WindowedStream:
     def _translate(self, function: Any, given: TypeInformation, output_type: TypeInformation | None) -> Any:
         method = "apply" if hasattr(function, "apply") else "process"
         made = _find_type(output_type, function, method)
-        return border.Windowed(function, f"{self._kind}{method}", [given], made, self._keyed._key), made
+        return border.WindowBorder(function, f"{self._kind}{method}", [given], made, self._keyed._key), made
 
     def process(self, func: Any, output_type: TypeInformation | None = None) -> DataStream:
         function, made = self._translate(func, self._info, output_type)
@@ -354,7 +354,8 @@ class WindowedStream:
     ) -> DataStream:
         kind = _find_type(accumulator_type, aggregate_function, "create_accumulator")
         made = _find_type(output_type, aggregate_function, "get_result")
-        then, encode = (), made.to_row
+        then: tuple[Any, ...] = ()
+        encode = made.to_row
         if window_function is not None:
             function, made = self._translate(window_function, border.BARE, output_type)
             then, encode = (function,), same
@@ -368,7 +369,7 @@ AllWindowedStream = WindowedStream
 class ConnectedStreams(_Stream):
     """Two streams, read by one function."""
 
-    _sides = ("1", "2")
+    _sides: tuple[str, ...] = ("1", "2")
 
     def __init__(self, stream1: Any, stream2: Any) -> None:
         super().__init__(stream1._env, stream1._stream, stream1._info, stream1._key)

@@ -15,7 +15,7 @@ from flinkish_spark.functions.keyed import KeyedCoProcessFunction as KeyedCoProc
 from flinkish_spark.functions.keyed import KeyedProcessFunction as KeyedProcessFunction
 from flinkish_spark.functions.keyed import MapFunction as MapFunction
 from flinkish_spark.functions.keyed import ReduceFunction as ReduceFunction
-from flinkish_spark.functions.keyed import RichFunction as Function
+from flinkish_spark.functions.keyed import RichFunction
 from flinkish_spark.functions.keyed import RuntimeContext as RuntimeContext
 from flinkish_spark.functions.stream import CoFlatMapFunction as CoFlatMapFunction
 from flinkish_spark.functions.stream import CoMapFunction as CoMapFunction
@@ -25,6 +25,9 @@ from flinkish_spark.functions.stream import Partitioner as Partitioner
 from flinkish_spark.functions.stream import ProcessFunction as ProcessFunction
 from flinkish_spark.windows.functions import ProcessWindowFunction as ProcessWindowFunction
 from flinkish_spark.windows.functions import WindowContext
+
+#: PyFlink's name of the base of all functions.
+Function = RichFunction
 
 
 class WindowFunction(Function, ABC):

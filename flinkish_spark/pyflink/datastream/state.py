@@ -82,7 +82,7 @@ def find_state(context: Any, descriptor: StateDescriptor) -> Any:
     return descriptor.wrap(getattr(context, descriptor.method)(descriptor.own))
 
 
-class _Opened:
+class _RichFunction:
     _function: Any
 
     def open(self, context: Any) -> None:
@@ -94,7 +94,7 @@ class _Opened:
             self._function.close()
 
 
-class EncodedReduce(_Opened):
+class EncodedReduce(_RichFunction):
     """A reduction of encoded values."""
 
     def __init__(self, reduce: Any, encode: Any, decode: Any) -> None:
@@ -105,7 +105,7 @@ class EncodedReduce(_Opened):
         return self._encode(reduce(self._decode(first), self._decode(second)))
 
 
-class EncodedAggregate(_Opened):
+class EncodedAggregate(_RichFunction):
     """An aggregate function whose accumulators are encoded."""
 
     def __init__(self, aggregate: Any, decode: Any, info: TypeInformation, encode: Any) -> None:
@@ -186,13 +186,13 @@ class _Map(MutableMapping[Any, Any]):
     put, put_all = __setitem__, MutableMapping.update
 
 
-class _Reduced(_List):
+class _ReducingValue(_List):
     def get(self) -> Any:
         stored = self._state.get()
         return None if stored is None else self._info.decode(stored)
 
 
-class _Aggregated(_State):
+class _AggregatingValue(_State):
     def __init__(self, state: Any, info: TypeInformation) -> None:
         super().__init__(state, info)
         # Only accumulators are stored, and the function encodes them.
@@ -231,7 +231,7 @@ class MapStateDescriptor(StateDescriptor):
 class ReducingStateDescriptor(StateDescriptor):
     """A value that a function makes of all that are added."""
 
-    method, kind, state = "get_reducing_state", descriptors.ReducingStateDescriptor, _Reduced
+    method, kind, state = "get_reducing_state", descriptors.ReducingStateDescriptor, _ReducingValue
 
     def __init__(self, name: str, reduce_function: Any, type_info: TypeInformation = PICKLED) -> None:
         super().__init__(name, type_info)
@@ -241,7 +241,7 @@ class ReducingStateDescriptor(StateDescriptor):
 class AggregatingStateDescriptor(StateDescriptor):
     """An accumulator to which values are added."""
 
-    method, kind, state = "get_aggregating_state", descriptors.AggregatingStateDescriptor, _Aggregated
+    method, kind, state = "get_aggregating_state", descriptors.AggregatingStateDescriptor, _AggregatingValue
 
     def __init__(self, name: str, agg_function: Any, state_type_info: TypeInformation = PICKLED) -> None:
         super().__init__(name, state_type_info)

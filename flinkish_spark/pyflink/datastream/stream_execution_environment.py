@@ -17,7 +17,7 @@ from flinkish_spark.core.config import CheckpointingMode as CheckpointingMode
 from flinkish_spark.core.elements import TimeDomain as TimeDomain
 from flinkish_spark.datastream import environment as own
 from flinkish_spark.pyflink.common.configuration import Configuration
-from flinkish_spark.pyflink.common.typeinfo import AS_IT_IS, TypeInformation, of_values
+from flinkish_spark.pyflink.common.typeinfo import AS_IT_IS, TypeInformation, infer_type
 from flinkish_spark.pyflink.datastream.data_stream import DataStream
 
 
@@ -92,7 +92,7 @@ class StreamExecutionEnvironment:
         self, collection: Iterable[Any], type_info: TypeInformation | None = None
     ) -> DataStream:
         values = list(collection)
-        info = of_values(values) if type_info is None else type_info
+        info = infer_type(values) if type_info is None else type_info
         rows = [info.to_row(value) for value in values]
         uid = self.graph.derive_uid("source", ["collection"])
         return DataStream(self, self._environment.from_collection(rows, info.fields, uid=uid), info)

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.pyflink.common.typeinfo import TypeInformation
-from flinkish_spark.pyflink.datastream.border import Context, Decoded
+from flinkish_spark.pyflink.datastream.border import Context, RecordCall
 from flinkish_spark.pyflink.datastream.border import TimeWindow as TimeWindow
 from flinkish_spark.pyflink.datastream.state import StateDescriptor
 from flinkish_spark.windows import assigners, time_window, triggers
@@ -144,7 +144,7 @@ def translate_trigger(trigger: Trigger, given: TypeInformation) -> Trigger:
 
 def translate_assigner(assigner: Any, given: TypeInformation) -> assigners.WindowAssigner:
     if isinstance(assigner, assigners._DynamicSession):
-        return type(assigner)(Decoded(assigner._gap_ms_of, given))
+        return type(assigner)(RecordCall(assigner._gap_ms_of, given))
     if isinstance(assigner, MergingWindowAssigner):
         return _MergingAssigner(assigner, given)
     if isinstance(assigner, WindowAssigner):
