@@ -233,7 +233,7 @@ class PurgingTrigger(Trigger):
         self._trigger = trigger
 
     @classmethod
-    def of(cls, nested_trigger: Trigger) -> Self:
+    def of(cls, nested_trigger: Any) -> Self:
         """Return the trigger: Flink's name of the constructor."""
         return cls(nested_trigger)
 

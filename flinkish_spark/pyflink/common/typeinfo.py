@@ -7,12 +7,12 @@ import collections.abc
 import datetime
 import decimal
 import functools
+import io
 import pickle
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from flinkish_spark.planning.declare import find_return_hint
@@ -61,14 +61,37 @@ class TypeInformation:
     __hash__ = object.__hash__
 
 
+#: What a value without a declared type may be made of. State is read back by this list, so that reading a
+#: checkpoint runs no code.
+_SAFE = {
+    "builtins": "bool bytearray bytes complex dict float frozenset int list range set slice str tuple",
+    "collections": "Counter OrderedDict defaultdict deque",
+    "datetime": "date datetime time timedelta timezone",
+    "decimal": "Decimal",
+    "fractions": "Fraction",
+    "uuid": "UUID",
+    "flinkish_spark.pyflink.common.types": "make_row",
+}
+
+
+class _Reader(pickle.Unpickler):
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if global_name in _SAFE.get(module_name, "").split():
+            return super().find_class(module_name, global_name)
+        raise pickle.UnpicklingError(
+            f"a value without a declared type holds a {global_name} of {module_name}; it may hold numbers, "
+            "texts, times, tuples, lists, dicts, sets and Rows: make it one of these, or declare its type"
+        )
+
+
 class _AnyValue(TypeInformation):
     is_plain = False
 
     def encode(self, value: Any) -> Any:
-        return cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+        return pickle.dumps(value, protocol=5)
 
     def decode(self, value: Any) -> Any:
-        return pickle.loads(value)
+        return _Reader(io.BytesIO(value)).load()
 
 
 class _Literal(TypeInformation):

@@ -57,8 +57,13 @@ class Row:
         return hash(tuple(self._values))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Row.of, (self._fields, self._values)
+        return make_row, (self._fields, self._values)
 
     def __repr__(self) -> str:
         names = [f"{name}=" for name in self._fields] or [""] * len(self)
         return f"Row({', '.join(f'{name}{value!r}' for name, value in zip(names, self, strict=True))})"
+
+
+def make_row(names: list[str], values: list[Any]) -> Row:
+    """Return a row; a pickle names this function."""
+    return Row.of(names, values)

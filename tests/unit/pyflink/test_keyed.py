@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+from pathlib import PurePath
+
 import pytest
 
 from flinkish_spark.pyflink.common import Row, Time, TimestampAssigner, Types, WatermarkStrategy
@@ -682,3 +685,10 @@ def test_a_sink_refuses_elements_without_a_type() -> None:
 
     with pytest.raises(SchemaError, match="MemorySink gets a stream whose elements have no declared type"):
         run(lambda env: env.from_collection([1]).map(lambda x: x).sink_to(MemorySink("nothing")))
+
+
+def test_a_value_without_a_type_runs_no_code_when_it_is_read() -> None:
+    with pytest.raises(pickle.UnpicklingError, match="holds a PurePath of pathlib; it may hold"):
+        Types.PICKLED_BYTE_ARRAY().decode(pickle.dumps(PurePath))
+    with pytest.raises(pickle.UnpicklingError, match="holds a getattr of builtins"):
+        Types.PICKLED_BYTE_ARRAY().decode(pickle.dumps(Row.of))
