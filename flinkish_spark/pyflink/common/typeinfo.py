@@ -210,10 +210,17 @@ class MapTypeInfo(TypeInformation):
 
 
 class AsItIs(TypeInformation):
-    """Records of a source of ours: named tuples of its fields."""
+    """Results of an aggregate function, which a window function gets as they are."""
 
     def from_row(self, record: Any) -> Any:
         return record
+
+
+class SourceRecord(TypeInformation):
+    """Records of a source of ours: a Row of several fields, or the value of the only one."""
+
+    def from_row(self, record: Any) -> Any:
+        return Row.of(list(record._fields), list(record)) if len(record) > 1 else record[0]
 
 
 _LITERAL, PICKLED, AS_IT_IS = _Literal(T.StringType()), _AnyValue(T.BinaryType()), AsItIs(T.NullType())

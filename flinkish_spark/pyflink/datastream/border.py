@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS
 from flinkish_spark.functions import keyed, stream
-from flinkish_spark.pyflink.common.typeinfo import AS_IT_IS, PICKLED, TypeInformation
+from flinkish_spark.pyflink.common.typeinfo import PICKLED, TypeInformation
 from flinkish_spark.pyflink.datastream.output_tag import OutputTag
 from flinkish_spark.pyflink.datastream.state import StateDescriptor, find_state
 from flinkish_spark.windows.functions import ProcessWindowFunction
@@ -220,7 +220,3 @@ class RecordCall:
 
     def __call__(self, record: Any, *more: Any) -> Any:
         return self._function(self._given.from_row(record), *more)
-
-
-#: The type of results of an aggregate function, which a window function gets as they are.
-BARE = AS_IT_IS

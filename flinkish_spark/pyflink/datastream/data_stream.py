@@ -8,7 +8,14 @@ from typing import Any, Self
 
 from flinkish_spark.connectors.driver_sinks import ForeachSink, MemorySink
 from flinkish_spark.core.errors import SchemaError
-from flinkish_spark.pyflink.common.typeinfo import PICKLED, TypeInformation, Types, find_hinted_type, show
+from flinkish_spark.pyflink.common.typeinfo import (
+    AS_IT_IS,
+    PICKLED,
+    TypeInformation,
+    Types,
+    find_hinted_type,
+    show,
+)
 from flinkish_spark.pyflink.common.types import Row
 from flinkish_spark.pyflink.datastream import border
 from flinkish_spark.pyflink.datastream.functions import Function, KeyedProcessFunction
@@ -138,10 +145,10 @@ class DataStream(_Stream):
         return keyed
 
     def union(self, *streams: Any) -> DataStream:
-        streams = (self, *(one._values() for one in streams))
-        if any(one._info != self._info for one in streams):
-            streams = tuple(one.map(same, PICKLED) for one in streams)
-        first, *others = streams
+        united: list[DataStream] = [self, *(one._values() for one in streams)]
+        if any(one._info != self._info for one in united):
+            united = [one.map(same, PICKLED) for one in united]
+        first, *others = united
         return first._make_same(first._stream.union(*(one._stream for one in others)))
 
     def broadcast(self, *descriptors: MapStateDescriptor) -> BroadcastStream:
@@ -357,7 +364,7 @@ class WindowedStream:
         then: tuple[Any, ...] = ()
         encode = made.to_row
         if window_function is not None:
-            function, made = self._translate(window_function, border.BARE, output_type)
+            function, made = self._translate(window_function, AS_IT_IS, output_type)
             then, encode = (function,), same
         aggregate = EncodedAggregate(aggregate_function, self._info.from_row, kind, encode)
         return self._results("aggregate", made, aggregate, *then, accumulator=kind.data_type)

@@ -12,13 +12,16 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
+from pyspark.sql import types as T
+
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.config import CheckpointingMode as CheckpointingMode
 from flinkish_spark.core.elements import TimeDomain as TimeDomain
 from flinkish_spark.datastream import environment as own
 from flinkish_spark.pyflink.common.configuration import Configuration
-from flinkish_spark.pyflink.common.typeinfo import AS_IT_IS, TypeInformation, infer_type
+from flinkish_spark.pyflink.common.typeinfo import PICKLED, SourceRecord, TypeInformation, infer_type
 from flinkish_spark.pyflink.datastream.data_stream import DataStream
+from flinkish_spark.pyflink.datastream.state import same
 
 
 class RuntimeExecutionMode(Enum):
@@ -36,7 +39,7 @@ _VARIABLE = "FLINKISH_JOB_DIR"
 
 def _make_environment(settings: Configuration) -> own.StreamExecutionEnvironment:
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
-    job = re.sub(r"[^A-Za-z0-9_.-]", "-", settings.get_string("pipeline.name", script)).strip("-.") or "job"
+    job = re.sub(r"[^A-Za-z0-9_.-]", "-", settings.get_string("pipeline.name", script)).strip("-._") or "job"
     given = [settings.get_string(key, "") for key in _FOLDERS]
     folder = next((one for one in (os.environ.get(_VARIABLE, ""), *given) if one), "")
     if not folder:
@@ -105,10 +108,12 @@ class StreamExecutionEnvironment:
         type_info: TypeInformation | None = None,
     ) -> DataStream:
         uid = re.sub(r"[^A-Za-z0-9_.-]", "-", source_name)
-        stream = DataStream(self, self._environment.from_source(source, uid=uid), AS_IT_IS)
-        if watermark_strategy is None:
-            return stream
-        return stream.assign_timestamps_and_watermarks(watermark_strategy)
+        own = self._environment.from_source(source, uid=uid)
+        stream = DataStream(self, own, SourceRecord(T.NullType()))
+        # Times first: a channel is then still the source's own.
+        if watermark_strategy is not None:
+            stream = stream.assign_timestamps_and_watermarks(watermark_strategy)
+        return stream.map(same, PICKLED if type_info is None else type_info)
 
     def execute(self, job_name: str | None = None) -> Any:
         return self._environment.execute()

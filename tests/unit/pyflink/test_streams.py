@@ -6,7 +6,8 @@ import datetime
 from collections.abc import Iterator
 from decimal import Decimal
 
-from flinkish_spark.pyflink.common import Row, Types
+from flinkish_spark.connectors.collection import CollectionSource
+from flinkish_spark.pyflink.common import Row, Types, WatermarkStrategy
 from flinkish_spark.pyflink.common.typeinfo import RowTypeInfo
 from flinkish_spark.pyflink.datastream import (
     CoFlatMapFunction,
@@ -517,6 +518,31 @@ def _(env):
             return value[0]
 
     return env.from_collection([("a", 1), ("a", 2)], PAIR).key_by(First(), key_type=Types.STRING()).sum(1)
+
+
+@P.add("a source of this package, as Rows", [("ann", 4)])
+def _(env):
+    source = CollectionSource([("ann", 1), ("ben", 0), ("ann", 3)], "user STRING, amount LONG")
+    orders = env.from_source(source, WatermarkStrategy.no_watermarks(), "the orders")
+    large = orders.filter(lambda row: row.amount > 0)
+    pairs = large.map(lambda row: (row["user"], row.amount))
+    return pairs.key_by(lambda x: x[0]).count_window(2).reduce(lambda one, two: (one[0], one[1] + two[1]))
+
+
+@P.add("a source of this package, with a type", [("ann", 1), ("ben", 0)])
+def _(env):
+    source = CollectionSource([("ann", 1), ("ben", 0)], "user STRING, amount LONG")
+    by_amount = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(
+        lambda row, _: row.amount
+    )
+    return env.from_source(source, by_amount, "orders", type_info=PAIR)
+
+
+@P.add("a source with one field, as bare values", ["a!"])
+def _(env):
+    source = CollectionSource(["a"], "value STRING")
+    lines = env.from_source(source, WatermarkStrategy.for_monotonous_timestamps(), "lines")
+    return lines.map(lambda line: line + "!")
 
 
 test_programs = P.test()
