@@ -291,7 +291,7 @@ class KeyedStream(_Stream):
     def reduce(self, func: Any) -> DataStream:
         return self._apply(_Reduce(func, self._info), "process_element", self._info)
 
-    # This order matters: below, `min` and `max` are the methods.
+    # First these: in the next line `min` and `max` become methods.
     min_by, max_by = _fold(min, takes_whole=True), _fold(max, takes_whole=True)
     sum, min, max = _fold(operator.add), _fold(min), _fold(max)
 
