@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from flinkish_spark.core.elements import OutputTag, TimeDomain
 from flinkish_spark.core.subtask import TaskFacts
@@ -110,7 +110,11 @@ class OnTimerContext(Context, Protocol):
 
 
 class RichFunction:
-    """A function that is opened and closed in each worker."""
+    """A function that is opened and closed in each worker; ``MapFunction[int, str]`` is `MapFunction`."""
+
+    def __class_getitem__(cls, hints: Any) -> type[Self]:
+        # Flink's functions are generic; here a method's hints say the types.
+        return cls
 
     def open(self, context: RuntimeContext) -> None:
         """Declare state, and make resources that cannot be serialised.
@@ -365,3 +369,20 @@ class KeyedBroadcastProcessFunction(RichFunction, ABC):
     def on_timer(self, time_ms: int, ctx: BroadcastOnTimerContext) -> Iterable[Any] | None:
         """Act on a timer of `ctx`'s key."""
         raise NotImplementedError(f"{type(self).__name__} has a timer for {time_ms} and no on_timer()")
+
+
+def name_contexts(*functions: type, **contexts: type) -> None:
+    """Let hints name the contexts of functions as in Flink: ``KeyedProcessFunction.Context``."""
+    for function in functions:
+        for name, context in contexts.items():
+            setattr(function, name, context)
+
+
+name_contexts(KeyedProcessFunction, KeyedCoProcessFunction, Context=Context, OnTimerContext=OnTimerContext)
+name_contexts(BroadcastProcessFunction, Context=BroadcastContext, ReadOnlyContext=ReadOnlyContext)
+name_contexts(
+    KeyedBroadcastProcessFunction,
+    Context=KeyedBroadcastContext,
+    ReadOnlyContext=KeyedReadOnlyContext,
+    OnTimerContext=BroadcastOnTimerContext,
+)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from flinkish_spark.functions.keyed import RichFunction, UnkeyedContext
+from flinkish_spark.functions.keyed import RichFunction, UnkeyedContext, name_contexts
 
 
 class KeySelector(RichFunction, ABC):
@@ -183,3 +183,6 @@ class CheckpointedProcessFunction(RichFunction, ABC):
     @abstractmethod
     def process_element(self, value: Any, ctx: CheckpointedContext) -> Iterable[Any] | None:
         """Process one record, a named tuple; `yield` emits a tuple, named tuple, Row, dict or dataclass."""
+
+
+name_contexts(ProcessFunction, CoProcessFunction, Context=ProcessContext)

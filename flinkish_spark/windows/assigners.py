@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from flinkish_spark.core.elements import TimeDomain
 from flinkish_spark.core.fields import Arity, check_arguments
-from flinkish_spark.protocol.durations import Milliseconds
+from flinkish_spark.protocol.durations import Duration, Milliseconds
 from flinkish_spark.windows.evictors import CountEvictor, Evictor
 from flinkish_spark.windows.time_window import (
     GLOBAL_WINDOW,
@@ -112,6 +112,11 @@ class _Tumbling(_ClockAssigner):
         self._size_ms, self._offset_ms = size_ms, check_offset_ms(offset_ms, size_ms)
         self._made: dict[int, Windows] = {}
 
+    @classmethod
+    def of(cls, size: Duration, offset: Duration = 0) -> Self:
+        """Return windows of a size: Flink's name of the constructor."""
+        return cls(size, offset)
+
     @property
     def periods_ms(self) -> tuple[int, int, int]:
         return self._size_ms, self._size_ms, self._offset_ms
@@ -135,6 +140,11 @@ class _Sliding(_ClockAssigner):
         self._offset_ms = check_offset_ms(offset_ms, slide_ms)
         self._made: dict[int, Windows] = {}
 
+    @classmethod
+    def of(cls, size: Duration, slide: Duration, offset: Duration = 0) -> Self:
+        """Return windows of a size and a slide: Flink's name of the constructor."""
+        return cls(size, slide, offset)
+
     @property
     def periods_ms(self) -> tuple[int, int, int]:
         return self._size_ms, self._slide_ms, self._offset_ms
@@ -156,6 +166,11 @@ class _Session(_ClockAssigner, MergingWindowAssigner):
     def __init__(self, gap_ms: Annotated[Milliseconds, POSITIVE]) -> None:
         self._gap_ms = gap_ms
 
+    @classmethod
+    def with_gap(cls, size: Duration) -> Self:
+        """Return sessions with a gap: Flink's name of the constructor."""
+        return cls(size)
+
     @property
     def gap_ms(self) -> int:
         return self._gap_ms
@@ -168,6 +183,11 @@ class _DynamicSession(_ClockAssigner, MergingWindowAssigner):
     @check_arguments()
     def __init__(self, gap_ms_of: Annotated[Callable[[Any], int], Arity(1)]) -> None:
         self._gap_ms_of = gap_ms_of
+
+    @classmethod
+    def with_dynamic_gap(cls, session_gap: Any) -> Self:
+        """Return sessions whose gaps a function, or an object with `extract`, returns: Flink's name."""
+        return cls(getattr(session_gap, "extract", session_gap))
 
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         gap_ms: object = self._gap_ms_of(value)
@@ -221,9 +241,19 @@ class SlidingProcessingTimeWindows(_ProcessingTime, _Sliding):
 class EventTimeSessionWindows(_EventTime, _Session):
     """Sessions by event time, which end when a key has no element for longer than `gap_ms`."""
 
+    @classmethod
+    def with_dynamic_gap(cls, session_gap: Any) -> DynamicEventTimeSessionWindows:
+        """Return sessions with a gap per element: Flink's name of another constructor."""
+        return DynamicEventTimeSessionWindows.with_dynamic_gap(session_gap)
+
 
 class ProcessingTimeSessionWindows(_ProcessingTime, _Session):
     """Sessions by processing time; see :class:`EventTimeSessionWindows`."""
+
+    @classmethod
+    def with_dynamic_gap(cls, session_gap: Any) -> DynamicProcessingTimeSessionWindows:
+        """Return sessions with a gap per element: Flink's name of another constructor."""
+        return DynamicProcessingTimeSessionWindows.with_dynamic_gap(session_gap)
 
 
 class DynamicEventTimeSessionWindows(_EventTime, _DynamicSession):
@@ -245,6 +275,11 @@ class GlobalWindows(WindowAssigner):
 
     clock = TimeDomain.PROCESSING_TIME
 
+    @classmethod
+    def create(cls) -> Self:
+        """Return the assigner: Flink's name of the constructor."""
+        return cls()
+
     def assign_windows(self, value: Any, timestamp_ms: int | None, processing_time_ms: int) -> Windows:
         return (GLOBAL_WINDOW,)
 
@@ -262,6 +297,11 @@ class CountSlidingWindowAssigner(GlobalWindows):
     @check_arguments()
     def __init__(self, size: Annotated[int, POSITIVE], slide: Annotated[int, POSITIVE]) -> None:
         self._size, self._slide = size, slide
+
+    @classmethod
+    def of(cls, window_size: int, window_slide: int) -> Self:
+        """Return the assigner: Flink's name of the constructor."""
+        return cls(window_size, window_slide)
 
     def default_trigger(self) -> Trigger:
         return CountTrigger(self._slide, first=self._size)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from flinkish_spark.core.elements import OutputTag
-from flinkish_spark.functions.keyed import RuntimeContext, StateStore, TimeContext
+from flinkish_spark.functions.keyed import RuntimeContext, StateStore, TimeContext, name_contexts
 from flinkish_spark.windows.time_window import TimeWindow
 
 #: Fields that the two functions below append.
@@ -56,6 +56,10 @@ class ProcessWindowFunction(ABC):
     ...         yield key, amounts[len(amounts) // 2], context.window.start, context.window.end
     """
 
+    def __class_getitem__(cls, hints: Any) -> type[Self]:
+        # Flink's is generic; here the hint of `process` says the types.
+        return cls
+
     def open(self, context: WindowRuntimeContext) -> None:
         """Declare state; called once per copy, before any element."""
 
@@ -77,6 +81,9 @@ class ProcessWindowFunction(ABC):
 
     def close(self) -> None:
         """Release resources of `open`. Called when a worker ends regularly, not when it is killed."""
+
+
+name_contexts(ProcessWindowFunction, Context=WindowContext)
 
 
 class WindowBounds(ProcessWindowFunction):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, Self
 
 from flinkish_spark.core.elements import MAX_WATERMARK_MS, TimeDomain
 from flinkish_spark.core.fields import check_arguments
@@ -97,6 +97,16 @@ class Trigger(ABC):
 
 class _Calm(Trigger):
     """The common base of triggers: it continues when a timer fires, and can merge."""
+
+    @classmethod
+    def create(cls) -> Self:
+        """Return the trigger: Flink's name of a constructor without parameters."""
+        return cls()
+
+    @classmethod
+    def of(cls, *settings: Any) -> Self:
+        """Return the trigger: Flink's name of a constructor with parameters."""
+        return cls(*settings)
 
     def on_event_time(self, time_ms: int, window: TimeWindow, ctx: TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
@@ -221,6 +231,11 @@ class PurgingTrigger(Trigger):
     @check_arguments()
     def __init__(self, trigger: Trigger) -> None:
         self._trigger = trigger
+
+    @classmethod
+    def of(cls, nested_trigger: Any) -> Self:
+        """Return the trigger: Flink's name of the constructor."""
+        return cls(nested_trigger)
 
     def states(self) -> Sequence[StateDescriptor]:
         return self._trigger.states()
