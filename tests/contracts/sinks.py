@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from demo.orders import Total, expected_totals
-from flinkish_spark import ForeachCheckpointSink, ForeachSink, MemorySink, PrintSink, SinkWithDeadLetters
+from flinkish_spark import (
+    ForeachCheckpointSink,
+    ForeachSink,
+    IcebergSink,
+    MemorySink,
+    PrintSink,
+    SinkWithDeadLetters,
+)
 from flinkish_spark.contracts.sink import Sink
 from tests.crash.families_rig import Servers
 from tests.crash.sweep.looking import TABLE
@@ -20,11 +27,12 @@ from tests.crash.sweep.places import Place
 from tests.crash.sweep.sinks import SINKS, newest_totals, without_counts
 from tests.support import effort
 from tests.support.databases import TestDatabase
+from tests.support.iceberg_rig import catalog_of, catalog_properties, rows_in
 from tests.support.two_phase_app import picky
 from tests.support.two_phase_page import Ledger, sqlite_sink_class
 
 #: Behind the last of them the query fails in the middle of a checkpoint's commits.
-BEFORE_FAILURE = ("kafka", "delta", "files", "jdbc-postgres", "foreach", "foreach-checkpoint")
+BEFORE_FAILURE = ("kafka", "delta", "iceberg", "files", "jdbc-postgres", "foreach", "foreach-checkpoint")
 BEHIND_FAILURE = (
     "kafka-second",
     "kafka-atomic",
@@ -94,6 +102,9 @@ class Branches:
         self._places = {uid: self._place(directory, servers, uid) for uid in UIDS if uid in SINKS}
         self._lookers = {uid: SINKS[uid].looker(place) for uid, place in self._places.items()}
         (directory / "letters").mkdir()
+        (directory / "lake").mkdir()
+        self._lake = directory / "lake"
+        self._catalog = catalog_of(self._lake)
         self._ledger, self._mariadb = Ledger(directory / "letters"), mariadb
         self.memory, self._letters = MemorySink(f"{self._name}-memory"), MemorySink(f"{self._name}-letters")
         self.called, self.printed = Called(), io.StringIO()
@@ -115,6 +126,9 @@ class Branches:
         if uid in self._places:
             return SINKS[uid].make(self._places[uid])
         own: dict[str, Callable[[], Sink]] = {
+            "iceberg": lambda: IcebergSink(
+                "lake.shop.totals", catalog_properties(self._lake), create_table=True, partition_by=("user",)
+            ),
             "foreach": lambda: ForeachSink(self.called.each),
             "foreach-checkpoint": lambda: ForeachCheckpointSink(self.called.together),
             "letters": lambda: SinkWithDeadLetters(
@@ -134,6 +148,7 @@ class Branches:
     def look(self) -> dict[str, Counter[Any]]:
         """Return what readers see, by sink."""
         seen: dict[str, Counter[Any]] = {uid: looker.look() for uid, looker in self._lookers.items()}
+        seen["iceberg"] = rows_in(self._catalog.load_table("shop.totals"))
         seen["foreach"] = Counter(row for _, row in self.called.rows)
         seen["foreach-checkpoint"] = _all_of(self.called.checkpoints.values())
         letters = [json.loads(letter.record) for letter in self._letters.rows()]

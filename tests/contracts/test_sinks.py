@@ -29,6 +29,7 @@ from flinkish_spark import (
     FileSink,
     ForeachCheckpointSink,
     ForeachSink,
+    IcebergSink,
     JdbcSink,
     JobClient,
     Json,
@@ -242,8 +243,8 @@ def test_no_sink_is_missing() -> None:
     """Whoever adds a sink adds it here."""
     public = {getattr(flinkish_spark.sinks, name) for name in dir(flinkish_spark.sinks)}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Sink)}
-    known = {DeltaSink, FileSink, ForeachCheckpointSink, ForeachSink, JdbcSink, KafkaSink, MemorySink}
-    assert kinds == known | {PrintSink, TwoPhaseCommitSink, SinkWithDeadLetters}
+    known = {DeltaSink, FileSink, ForeachCheckpointSink, ForeachSink, IcebergSink, JdbcSink, KafkaSink}
+    assert kinds == known | {MemorySink, PrintSink, TwoPhaseCommitSink, SinkWithDeadLetters}
 
 
 @pytest.mark.parametrize("phase", PHASES)
