@@ -244,9 +244,11 @@ def _settings(given: Sequence[str]) -> dict[str, str]:
             found[name] = value
             continue
         try:
-            found[f"{JOB_SETTING}{read_setting(name.removeprefix('spark.'), value, '-D').name}"] = value
+            known = f"{JOB_SETTING}{read_setting(name.removeprefix('spark.'), value, '-D').name}"
         except ConfigError as error:
             raise click.UsageError(f"{error} Spark would drop it.") from None
+        if found.setdefault(known, value) != value:
+            raise click.UsageError(f"{name} is given twice, with different values; leave one of them out")
     try:
         check_settings(found)
     except ConfigError as error:

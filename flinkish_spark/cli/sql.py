@@ -36,6 +36,6 @@ def sql(
     # Not imported: this process only launches the program.
     program = Path(__file__).parents[1] / "sql" / "program.py"
     files = [word for file in python for word in ("--py", file)]
-    words = ["--job", job or Path(script).stem, "--job-dir", job_dir or ""]
+    words = ["--job", job or "", "--job-dir", job_dir or ""]
     words += ["--checkpoint-interval", checkpoint_interval or "", *files, script]
     become([str(program), *words], **launching)

@@ -29,6 +29,7 @@ from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_status import JobStatus, TaskState, VertexStatus
 from flinkish_spark.protocol.latency import Latencies
+from flinkish_spark.protocol.limits import MOST_MS
 from flinkish_spark.protocol.lineage import Tables
 from flinkish_spark.protocol.statistics import StatisticsHistory
 
@@ -438,8 +439,10 @@ class JobClient:
         FlinkishError
             The job failed.
         """
-        has_ended = self.wait(None if timeout is None else round(timeout * 1000))
-        return None if timeout is None else has_ended
+        if timeout is None:
+            self.wait()
+            return None
+        return self.wait(round(min(timeout * 1000, MOST_MS)))
 
     def exception(self) -> BaseException | None:
         """Return the error that ended the job; None if it runs or was stopped. Spark's word."""
@@ -450,8 +453,8 @@ class JobClient:
 
         An error that ends the job meanwhile is not raised: :meth:`exception` has it.
         """
-        self.stop_with_checkpoint()
         self._refuse_own_thread()
+        self.stop_with_checkpoint()
         self._ended.wait()
 
     def _refuse_own_thread(self) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from flinkish_spark.bridge.settings import JOB_SETTING, find_job_settings
+from flinkish_spark.bridge.settings import JOB_SETTING, find_job_settings, find_submitted_settings
 from flinkish_spark.checkpoint.hooks import UnknownHookState
 from flinkish_spark.core.config import (
     CancellationConfig,
@@ -31,6 +31,7 @@ from flinkish_spark.core.config import (
     find_given_fields,
 )
 from flinkish_spark.core.errors import ConfigError
+from flinkish_spark.core.store_spec import redact_url
 from flinkish_spark.job.engine import Standby
 from flinkish_spark.protocol.checkpoint import FinishedParticipants
 from flinkish_spark.protocol.choices import Choice, closest
@@ -179,7 +180,9 @@ def _to_variable(name: str) -> str:
 
 _BY_NAME = {**OPTIONS, **{earlier: OPTIONS[name] for earlier, name in EARLIER_NAMES.items()}}
 _BY_VARIABLE = {_to_variable(name): name for name in _BY_NAME}
-_FIRST_WORDS = {name.partition("_")[0] for name in _BY_VARIABLE}
+_STORE_VARIABLE = "STORE_OPTIONS_"
+#: Variables that begin so are meant for a job.
+_GROUPS = ("EXECUTION_", "PIPELINE_", "RESTART_STRATEGY_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +196,14 @@ class Setting:
     origin: str
 
     def __str__(self) -> str:
-        # An option of a store may be a secret.
-        shown = "..." if self.option is _STORE_OPTIONS else self.text
-        return f"{self.name}={shown} ({self.origin})"
+        return f"{self.name}={self.shown} ({self.origin})"
+
+    @property
+    def shown(self) -> str:
+        """The text without secrets: an option of a store may be one, and a URL may hold a login."""
+        if self.option is _STORE_OPTIONS:
+            return "..."
+        return redact_url(self.text) if self.option.form is _PATH else self.text
 
 
 def read_setting(name: str, text: str, origin: str) -> Setting:
@@ -232,15 +240,36 @@ def _read_spark(settings: Mapping[str, str], origin: str = "") -> Iterator[Setti
 def read_configuration(spark_settings: Mapping[str, str]) -> dict[str, Setting]:
     """Return the settings from outside by name, each from the place that wins."""
     spark = _read_spark(spark_settings)
-    return {one.name: one for layer in (_read_file(), _read_variables(), spark) for one in layer}
+    found: dict[str, Setting] = {}
+    for layer in (_read_file(), _read_variables(), spark):
+        here: dict[str, Setting] = {}
+        for one in layer:
+            other = here.setdefault(one.name, one)
+            if other.text != one.text:
+                raise ConfigError(
+                    f"the setting {one.name} is given twice",
+                    why=f"{other.origin} and {one.origin} say different things",
+                    what_to_do="leave one of them out",
+                )
+        found |= here
+    return found
+
+
+def read_outside() -> dict[str, Setting]:
+    """Return the settings from outside of a program that may have no session yet."""
+    from pyspark.sql import SparkSession
+
+    active = SparkSession.getActiveSession()
+    return read_configuration(find_submitted_settings() if active is None else find_job_settings(active))
 
 
 def _read_file() -> Iterator[Setting]:
     try:
-        content = tomllib.loads(Path(FILE).read_text(encoding="utf-8"))
+        # An editor of Windows may begin it with a mark of its encoding.
+        content = tomllib.loads(Path(FILE).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         what = f"{FILE} in the working directory {Path.cwd()} cannot be read"
         raise ConfigError(what, why=str(error), what_to_do="correct the file, or remove it") from None
     for name, value in _flatten(content):
@@ -261,16 +290,15 @@ def _flatten(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _read_variables() -> Iterator[Setting]:
     for variable, text in os.environ.items():
         bare = variable.removeprefix(_VARIABLE)
-        if bare == variable:
+        # An empty variable is how a shell leaves one out.
+        if bare == variable or not text:
             continue
-        _, is_store_option, part = bare.partition("STORE_OPTIONS_")
-        if is_store_option:
-            yield read_setting(f"{_STORE_OPTIONS.name}.{part.lower()}", text, variable)
+        if bare.startswith(_STORE_VARIABLE):
+            part = bare.removeprefix(_STORE_VARIABLE).lower()
+            yield read_setting(f"{_STORE_OPTIONS.name}.{part}", text, variable)
         elif bare in _BY_VARIABLE:
             yield read_setting(_BY_VARIABLE[bare], text, variable)
-        elif bare.partition("_")[0] in _FIRST_WORDS or difflib.get_close_matches(
-            bare, _BY_VARIABLE, 1, _LIKENESS
-        ):
+        elif bare.startswith(_GROUPS) or difflib.get_close_matches(bare, _BY_VARIABLE, 1, _LIKENESS):
             # Others are variables of other programs.
             near = closest(variable, (f"{_VARIABLE}{one}" for one in _BY_VARIABLE))
             what = f"the variable {variable} is no setting"
@@ -339,7 +367,7 @@ def _name_settings(used: Iterable[Setting]) -> Iterator[None]:
         field = error.facts.get("setting")
         for one in used:
             if one.option.field == field:
-                what, to_do = f"the setting {one.name} is {one.text!r}", f"correct it in {one.origin}"
+                what, to_do = f"the setting {one.name} is {one.shown!r}", f"correct it in {one.origin}"
                 raise ConfigError(what, why=error.why, what_to_do=to_do) from None
         raise
 

@@ -7,13 +7,14 @@ import runpy
 from pathlib import Path
 
 from flinkish_spark import CheckpointConfig, StreamExecutionEnvironment
+from flinkish_spark.job.configuration import read_outside
 from flinkish_spark.sql.script import add_sql_script
 
 
 def main() -> None:
     """Run a script; `flinkish sql` gives the arguments."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--job", required=True)
+    parser.add_argument("--job", default="")
     parser.add_argument("--job-dir", default="")
     parser.add_argument("--checkpoint-interval", default="")
     parser.add_argument("--py", action="append", default=[])
@@ -21,9 +22,8 @@ def main() -> None:
     given = parser.parse_args()
     interval = given.checkpoint_interval
     checkpoint = CheckpointConfig(interval_ms=interval) if interval else None
-    env = StreamExecutionEnvironment.get_execution_environment(
-        given.job, given.job_dir, checkpoint=checkpoint
-    )
+    job = given.job or ("" if "pipeline.name" in read_outside() else Path(given.script).stem)
+    env = StreamExecutionEnvironment.get_execution_environment(job, given.job_dir, checkpoint=checkpoint)
     for file in given.py:
         runpy.run_path(file, {"spark": env.spark})
     add_sql_script(env, Path(given.script).read_text(encoding="utf-8"))

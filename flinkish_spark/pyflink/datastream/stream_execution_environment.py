@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Self
 
 from pyspark.sql import types as T
 
-from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.config import CheckpointingMode as CheckpointingMode
 from flinkish_spark.core.elements import TimeDomain as TimeDomain
 from flinkish_spark.datastream import environment as own
+from flinkish_spark.job.configuration import read_outside
 from flinkish_spark.pyflink.common.configuration import Configuration
 from flinkish_spark.pyflink.common.typeinfo import PICKLED, SourceRecord, TypeInformation, infer_type
 from flinkish_spark.pyflink.datastream.data_stream import DataStream
@@ -32,23 +32,27 @@ class RuntimeExecutionMode(Enum):
 
 LOG = logging.getLogger(__name__)
 
-#: The keys and the variable that say where the job's directory is.
+#: The keys of a program that say where the directories of jobs are.
 _FOLDERS = ("execution.checkpointing.dir", "state.checkpoints.dir")
-_VARIABLE = "FLINKISH_JOB_DIR"
 
 
 def _make_environment(settings: Configuration) -> own.StreamExecutionEnvironment:
+    outside = read_outside()
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
-    job = re.sub(r"[^A-Za-z0-9_.-]", "-", settings.get_string("pipeline.name", script)).strip("-._") or "job"
-    given = [settings.get_string(key, "") for key in _FOLDERS]
-    folder = next((one for one in (os.environ.get(_VARIABLE, ""), *given) if one), "")
+    named = "" if "pipeline.name" in outside else script
+    job = re.sub(r"[^A-Za-z0-9_.-]", "-", settings.get_string("pipeline.name", named)).strip("-._")
+    if not job:
+        job = outside["pipeline.name"].text if "pipeline.name" in outside else "job"
+    folder = next((one for one in (settings.get_string(key, "") for key in _FOLDERS) if one), "")
+    if not folder and ("job-dir" in outside or "execution.checkpointing.dir" in outside):
+        return own.StreamExecutionEnvironment.get_execution_environment(job)
     if not folder:
         folder = tempfile.mkdtemp(prefix="flinkish-")
         LOG.warning(
-            "the job '%s' keeps its state in %s, which the next start does not find; set %s to a directory",
+            "the job '%s' keeps its state in %s, which the next start does not find; "
+            "set FLINKISH_EXECUTION_CHECKPOINTING_DIR to a directory",
             job,
             folder,
-            _VARIABLE,
         )
     return own.StreamExecutionEnvironment.get_execution_environment(job, f"{folder.rstrip('/')}/{job}")
 
@@ -85,7 +89,7 @@ class StreamExecutionEnvironment:
         return self
 
     def enable_checkpointing(self, interval: int, mode: Any = None) -> Self:
-        self._environment.checkpoint = CheckpointConfig(interval_ms=interval)
+        self._environment.checkpoint = replace(self._environment.checkpoint, interval_ms=interval)
         return self
 
     def add_python_file(self, file_path: str) -> None:

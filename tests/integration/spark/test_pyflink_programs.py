@@ -24,7 +24,7 @@ pytestmark = pytest.mark.timeout(600)
 def test_a_program_of_the_page_runs_as_a_job(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str, name: str
 ) -> None:
-    monkeypatch.setenv("FLINKISH_JOB_DIR", str(tmp_path))
+    monkeypatch.setenv("FLINKISH_EXECUTION_CHECKPOINTING_DIR", str(tmp_path))
     program, expected, _ = importlib.import_module(f"tests.unit.pyflink.{module}").P.cases[name]
     env = StreamExecutionEnvironment.get_execution_environment()
     found = list(program(env).execute_and_collect())

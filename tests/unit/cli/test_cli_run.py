@@ -122,9 +122,14 @@ def test_a_run_begins_with_a_savepoint(launched: Any, program: str) -> None:
         "spark.flinkish.execution.state-recovery.path": "/s/7",
         "spark.flinkish.execution.state-recovery.ignore-unclaimed-state": "true",
     }
-    words = ["--from-savepoint", "/s/7", "--allow-non-restored-state", "-D", "execution.savepoint.path=/s/6"]
+    words = ["--from-savepoint", "/s/7", "--allow-non-restored-state", "-D", "execution.savepoint.path=/s/7"]
     _, _, again = launched(*words, program)
     assert settings_of(again) == settings_of(submit)
+
+
+def test_two_savepoints_are_refused(program: str) -> None:
+    shown = flinkish("run", "-s", "/s/7", "-D", "execution.savepoint.path=/s/6", program)
+    assert shown.exit_code == 2 and "is given twice, with different values" in shown.stderr
 
 
 def test_pythons_of_driver_and_workers(launched: Any, program: str) -> None:

@@ -333,3 +333,38 @@ def settable(owner: type | None) -> set[str]:
 
 def names_of(kind: Any) -> set[str]:
     return {one.name for one in fields(kind)}
+
+
+def test_one_place_does_not_say_two_things(outside: Outside) -> None:
+    twice = {"execution.savepoint.path": "/a", "execution.state-recovery.path": "/b"}
+    with pytest.raises(ConfigError, match=r"execution\.state-recovery\.path is given twice"):
+        outside(twice)
+    with pytest.raises(ConfigError, match="FLINKISH_RESTART_STRATEGY and FLINKISH_RESTART_STRATEGY_TYPE"):
+        outside(
+            variables={"FLINKISH_RESTART_STRATEGY": "none", "FLINKISH_RESTART_STRATEGY_TYPE": "fixed-delay"}
+        )
+
+
+def test_a_login_in_a_url_is_in_no_log(outside: Outside, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    for name in ("job-dir", "execution.checkpointing.dir"):
+        with pytest.raises(ConfigError) as refused:
+            outside({name: "s3://user:HUSH@bucket/x"})
+            StreamExecutionEnvironment(SESSION, "orders")
+        assert "HUSH" not in str(refused.value)
+    assert "HUSH" not in caplog.text
+
+
+def test_variables_of_other_programs_are_left_alone(outside: Outside) -> None:
+    others = ("TASK_ID", "JOB_NAME", "STATE_FOLDER_OF_MINE", "STORE_PASSWORD", "ORDERS_STORE_OPTIONS_KEY")
+    outside(variables={f"FLINKISH_{one}": "x" for one in others})
+    assert not configuration.read_configuration({})
+
+
+def test_an_empty_variable_is_none(outside: Outside) -> None:
+    env = outside(variables={"FLINKISH_EXECUTION_CHECKPOINTING_INTERVAL": ""}, file="trigger-interval = '2s'")
+    assert env.checkpoint == CheckpointConfig() and env.trigger_interval_ms == 2_000
+
+
+def test_a_file_may_begin_with_a_mark_of_its_encoding(outside: Outside) -> None:
+    assert outside(file="\ufefftrigger-interval = '2s'").trigger_interval_ms == 2_000

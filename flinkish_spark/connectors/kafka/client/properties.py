@@ -64,7 +64,7 @@ class KafkaProperties:
     def read(cls, path: str | os.PathLike[str]) -> Self:
         """Read a file; raise ConfigError if it cannot be read."""
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             what_to_do = "give the path of a properties file that this process can read"
