@@ -77,6 +77,7 @@ def cut_matches(text: str) -> tuple[str, Mapping[str, MatchClause]]:
             continue
         place = TextPart(text, token.begin, _find_end(text, tokens, at))
         before = _find_table(tokens[:at], place)
+        _refuse_own_name(tokens[:at], before[0], place)
         # The word is longer than the name, so everything behind keeps its column.
         name = f"__matches_{len(found) + 1}"
         blank = re.sub(r"[^\n]", " ", text[before[0].begin : place.end])
@@ -109,6 +110,17 @@ def _find_table(before: Sequence[Token], place: TextPart) -> Sequence[Token]:
             f"name what it reads, by CREATE TEMPORARY VIEW name AS ... in a script, and write {_FORM}",
         )
     return before[begin:]
+
+
+def _refuse_own_name(before: Sequence[Token], table: Token, place: TextPart) -> None:
+    """Refuse a name that the query's own WITH defines: the clause is searched before the query runs."""
+    begin = max((at for at, one in enumerate(before) if one.word == ";"), default=0)
+    for name, after, opened in zip(before[begin:], before[begin + 1 :], before[begin + 2 :], strict=False):
+        if (after.word, opened.word) == ("AS", "(") and name.text.lower() == table.text.lower():
+            place.refuse(
+                f"it reads '{table.text}', which the same query's WITH defines",
+                "define it as a view: CREATE TEMPORARY VIEW name AS ... in a script",
+            )
 
 
 def _read_clause(before: Sequence[Token], place: TextPart) -> MatchClause:

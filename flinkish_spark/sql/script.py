@@ -25,6 +25,7 @@ from flinkish_spark.datastream.match_queries import (
 )
 from flinkish_spark.planning.queries import MatchQuery, SqlQuery, check_view_name
 from flinkish_spark.sql.tables import make_lookup_table, make_sink, make_source
+from flinkish_spark.types.ddl import quote_name
 
 
 def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecutionEnvironment:
@@ -142,7 +143,7 @@ class _Script:
 
     def _add_searched(self, clause: MatchClause, uid: str) -> DataStream:
         """Return the stream of the table or view in which a clause looks for matches."""
-        rows = self._read_query(f"SELECT * FROM {clause.table}")
+        rows = self._read_query(f"SELECT * FROM {quote_name(clause.table)}")
         if not rows.views or any(name in self.clauses for name in rows.views):
             clause.place.refuse(
                 f"'{clause.table}' is no table of the script that is a stream, and no view of such tables",

@@ -113,6 +113,10 @@ REFUSED = {
         wrong(f"orders {TIMED}", "(SELECT * FROM orders)"),
         "a table, or a view of one, stands before",
     ),
+    "a name of its WITH": (
+        wrong("SELECT *", "WITH orders AS (SELECT 1) SELECT *"),
+        "It reads 'orders', which the same query's WITH defines",
+    ),
     "nothing": (wrong(f"FROM orders {TIMED}", ";"), "A table, or a view of one, stands before it"),
     "a column in its place": (wrong(f"orders {TIMED}", ""), "A table, or a view of one, stands before it"),
     "an open parenthesis": (wrong(") AS t", " AS t; SELECT 1"), "Its parenthesis is not closed"),
