@@ -92,11 +92,13 @@ class DataFileWriter:
         self._file_schema = sanitize_column_names(self.schema)
         self._spec, self._uuid = table.spec(), uuid.uuid4()
         self._held: list[pa.RecordBatch] = []
+        self._held_bytes = 0
         self._files: list[dict[str, Any]] = []
 
     def add(self, rows: pa.RecordBatch) -> None:
         self._held.append(rows)
-        if sum(one.nbytes for one in self._held) >= _BUFFER_BYTES:
+        self._held_bytes += rows.nbytes
+        if self._held_bytes >= _BUFFER_BYTES:
             self._flush()
 
     def finish(self) -> list[dict[str, Any]]:
@@ -110,7 +112,7 @@ class DataFileWriter:
             rows = pa.Table.from_batches(self._held).combine_chunks()
             for values, part in self._split(rows):
                 self._write(values, part)
-        self._held = []
+        self._held, self._held_bytes = [], 0
 
     def _write(self, values: Sequence[Any], rows: pa.Table) -> None:
         # Partitions are in manifests only, so that no value has to be a folder's name.

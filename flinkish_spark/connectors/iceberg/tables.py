@@ -125,6 +125,7 @@ class IcebergTables:
         base = _disable_retries(table)
         transaction = base.transaction()
         update = transaction.update_snapshot({app: text}, branch)
+        made: list[Any] = []
         merges = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "false").lower() == "true"
         with self._translate(f"the catalog '{self._name}' does not take a commit"):
             try:
@@ -133,8 +134,16 @@ class IcebergTables:
                         snapshot.append_data_file(file)
                 # In the same commit, since snapshots expire.
                 transaction.set_properties({app: text})
+                # This order matters: pyiceberg would delete the manifests of a commit that is refused, and a
+                # request that was sent twice on its way may be refused after it was taken.
+                made, transaction._snapshot_producers = transaction._snapshot_producers, []
                 return transaction.commit_transaction()
             except CommitFailedException as error:
+                now = self._catalog.load_table(table.name())
+                if made and all(now.snapshot_by_id(one._snapshot_id) is not None for one in made):
+                    return now
+                for one in made:
+                    one._clean_all_uncommitted()
                 raise CommitConflict(str(error)) from error
 
     @contextmanager

@@ -136,6 +136,24 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(
     assert rig.rows() == Counter(ONE)
 
 
+def test_a_commit_that_is_taken_and_then_refused_stays(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a client that sends a request again whose answer was lost: the second one finds the first."""
+    staged, kind = rig.stage(ONE), type(rig.catalog)
+    commit = kind.commit_table
+
+    def refuse(self: Any, *given: Any) -> Any:
+        commit(self, *given)
+        raise CommitFailedException("somebody was faster")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(kind, "commit_table", refuse)
+        assert rig.commit(1, staged).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter(ONE)
+    assert rig.commit(1, staged, by=rig.new_committer()).outcome is Outcome.ALREADY_COMMITTED
+
+
 def test_a_conflict_of_the_catalog_deletes_no_staged_file(
     rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
