@@ -117,7 +117,8 @@ class DataFileWriter:
     def _write(self, values: Sequence[Any], rows: pa.Table) -> None:
         # Partitions are in manifests only, so that no value has to be a folder's name.
         location = f"{self._folder}/{len(self._files):05d}-{self._uuid}.parquet"
-        output, wanted = self._io.new_output(location), schema_to_pyarrow(self._file_schema)
+        output = self._io.new_output(location)
+        wanted = pa.schema([_allow_null_within(one) for one in schema_to_pyarrow(self._file_schema)])
         [batch] = rows.to_batches()
         found = project(batch.to_struct_array(), self.schema.as_struct(), pa.struct(list(wanted)))
         with ParquetFormatWriter(output, self._file_schema, self._table.properties) as writer:
@@ -162,6 +163,21 @@ class DataFileWriter:
         if pa.types.is_date(values.type):
             return values.cast(pa.int32())
         return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+
+
+def _allow_null_within(field: pa.Field) -> pa.Field:
+    """Return a field whose parts may be null: below a struct that is null, a required part is, too."""
+    kind = field.type
+    if pa.types.is_struct(kind):
+        parts = [_allow_null_within(one).with_nullable(True) for one in kind]
+        return field.with_type(pa.struct(parts))
+    if pa.types.is_large_list(kind):
+        part = _allow_null_within(kind.value_field).with_nullable(True)
+        return field.with_type(pa.large_list(part))
+    if pa.types.is_map(kind):
+        item = _allow_null_within(kind.item_field).with_nullable(True)
+        return field.with_type(pa.map_(_allow_null_within(kind.key_field), item))
+    return field
 
 
 def project(values: pa.Array, kind: IcebergType, wanted: pa.DataType) -> pa.Array:

@@ -9,9 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import StringType
+from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from flinkish_spark.connectors.iceberg import tables as iceberg_tables
 from flinkish_spark.core.errors import AnotherTimelineError, EnvironmentFault
@@ -325,3 +326,12 @@ def test_a_commit_survives_a_power_cut_before_it_is_answered(
     # Another process may have died before it could.
     rig.commit(1, staged, by=rig.new_committer())
     assert {Path(one.removeprefix("file://")) for one in needed} <= set(synced)
+
+
+def test_a_struct_that_is_null_may_have_required_fields(tmp_path: Path) -> None:
+    inner = StructType(NestedField(3, "a", StringType(), required=True))
+    fields = NestedField(1, "id", LongType()), NestedField(2, "s", inner, required=False)
+    rig = IcebergRig(tmp_path, "id LONG, s STRUCT<a: STRING>", create_table=False)
+    rig.catalog.create_table("shop.orders", Schema(*fields))
+    assert rig.commit(1, rig.stage([(1, None), (2, {"a": "x"})])).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(1, None), (2, '{"a": "x"}')])
