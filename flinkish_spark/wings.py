@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.data_source import KafkaDoor
     from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
     from flinkish_spark.core.store_spec import StoreOpener
+    from flinkish_spark.datastream.row_patterns import RowPatternPart
     from flinkish_spark.job.face import JobFace
 
 
@@ -48,6 +49,12 @@ def _reader_of_chained_streams() -> type[KafkaStreamReader]:
     return AlignedStreamReader
 
 
+def _row_patterns() -> RowPatternPart:
+    from flinkish_spark.datastream import match_queries
+
+    return match_queries
+
+
 def _job_face() -> JobFace:
     from flinkish_spark.rest import job_face
 
@@ -61,4 +68,5 @@ def register_parts() -> None:
     register_part("stores in Spark", _stores_in_spark)
     register_part("Kafka door", _kafka_door)
     register_part("reader of chained streams", _reader_of_chained_streams)
+    register_part("row patterns", _row_patterns)
     register_part("job face", _job_face)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, overload
 from pyspark.resource import ResourceProfile
 from pyspark.sql import Column
 
-from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.elements import OutputTag, OutputType
@@ -23,6 +22,7 @@ from flinkish_spark.datastream.connected_streams import (
     check_same_job,
 )
 from flinkish_spark.datastream.keyed_stream import KeyedStream
+from flinkish_spark.datastream.row_patterns import load_row_patterns
 from flinkish_spark.functions.stream import CheckpointedProcessFunction, KeySelector, ProcessFunction
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
 from flinkish_spark.job.face import job_face
@@ -484,7 +484,7 @@ class DataStream(OperatorSettings):
         Without PARTITION BY all rows have the same key, and run in one task. `text` and the options are as
         of :meth:`KeyedStream.match_recognize`.
         """
-        partition = match_recognize(text).partition
+        partition = load_row_patterns().find_partition(text)
         keyed = self.key_by(*partition) if partition else self.key_by(lambda record: 0, key="INT")
         return keyed.match_recognize(text, uid=uid, **more)
 

@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from pyspark.sql import types as T
 
-from flinkish_spark.cep.factories import RowPatterns
-from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.core.changelogs import ROW_KIND
 from flinkish_spark.core.elements import OutputTag, OutputType
-from flinkish_spark.core.errors import ConfigError, GraphError, SchemaError
+from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.validation import check_aggregate
 from flinkish_spark.datastream.connected_streams import (
@@ -22,6 +20,7 @@ from flinkish_spark.datastream.connected_streams import (
     check_same_job,
 )
 from flinkish_spark.datastream.joined_streams import IntervalSettings, JoinedStreams
+from flinkish_spark.datastream.row_patterns import load_row_patterns
 from flinkish_spark.datastream.windowed_stream import WindowedStream
 from flinkish_spark.functions.aggregates import (
     AggregateColumn,
@@ -452,16 +451,9 @@ class KeyedStream:
         ...     "MEASURES LAST(B.value) AS value PATTERN (A B+) DEFINE B AS value > PREV(value)", uid="rising"
         ... )  # doctest: +SKIP
         """
-        uid = declare.resolve_uid(self._environment.graph, uid, "match_recognize", self._entry)
-        said = match_recognize(text)
-        keys = tuple(key for key in self._entry.keys if isinstance(key, str))
-        if said.partition and [one.lower() for one in said.partition] != [one.lower() for one in keys]:
-            raise GraphError(
-                f"the row pattern of '{uid}' is partitioned by {', '.join(said.partition)}",
-                why=f"the stream is keyed by {', '.join(keys) or 'expressions'}",
-                what_to_do="leave PARTITION BY out, or let key_by() name the same columns",
-            )
-        return self._add_operator(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
+        patterns = load_row_patterns()
+        found: DataStream = patterns.find_row_patterns(self, text, uid, late_output, max_parallelism)
+        return found
 
     @overload
     def connect(self, other: KeyedStream) -> KeyedConnectedStreams: ...

@@ -1,16 +1,47 @@
-"""Queries in SQL with MATCH_RECOGNIZE in FROM: the operator that finds the matches."""
+"""Row patterns of streams and of queries in SQL: the operators that find their matches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from flinkish_spark.bridge.plans import APPEND
 from flinkish_spark.cep.factories import RowPatterns
+from flinkish_spark.cep.match_recognize import match_recognize
 from flinkish_spark.cep.matches_in_sql import MatchClause, cut_matches
+from flinkish_spark.core.errors import GraphError
 from flinkish_spark.datastream.data_stream import DataStream
 from flinkish_spark.functions.watermark_strategy import WatermarkStrategy
+from flinkish_spark.planning.declare import resolve_uid
 
-__all__ = ["MatchClause", "check_match_query", "cut_matches", "find_matches"]
+if TYPE_CHECKING:
+    from flinkish_spark.core.elements import OutputTag
+    from flinkish_spark.datastream.keyed_stream import KeyedStream
+
+__all__ = ["check_match_query", "cut_matches", "find_matches", "find_partition", "find_row_patterns"]
+
+
+def find_partition(text: str) -> tuple[str, ...]:
+    return match_recognize(text).partition
+
+
+def find_row_patterns(
+    stream: KeyedStream,
+    text: str,
+    uid: str | None,
+    late_output: OutputTag | None,
+    max_parallelism: int | None,
+) -> DataStream:
+    uid = resolve_uid(stream._environment.graph, uid, "match_recognize", stream._entry)
+    said = match_recognize(text)
+    keys = tuple(key for key in stream._entry.keys if isinstance(key, str))
+    if said.partition and [one.lower() for one in said.partition] != [one.lower() for one in keys]:
+        raise GraphError(
+            f"the row pattern of '{uid}' is partitioned by {', '.join(said.partition)}",
+            why=f"the stream is keyed by {', '.join(keys) or 'expressions'}",
+            what_to_do="leave PARTITION BY out, or let key_by() name the same columns",
+        )
+    return stream._add_operator(RowPatterns(said, keys, late_output), None, uid, max_parallelism)
 
 
 def check_match_query(clauses: Sequence[MatchClause], others: Sequence[str], output_mode: str) -> None:

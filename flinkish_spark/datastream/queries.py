@@ -13,12 +13,7 @@ from flinkish_spark.core.fields import check_arguments
 from flinkish_spark.core.validation import check_function, instance_of
 from flinkish_spark.datastream.connected_streams import check_same_job
 from flinkish_spark.datastream.data_stream import DataStream
-from flinkish_spark.datastream.match_queries import (
-    MatchClause,
-    check_match_query,
-    cut_matches,
-    find_matches,
-)
+from flinkish_spark.datastream.row_patterns import Clause, load_row_patterns
 from flinkish_spark.planning.declare import resolve_uid
 from flinkish_spark.planning.queries import MatchQuery, SqlQuery, check_view_name
 from flinkish_spark.planning.recorded_functions import find_recorded_functions
@@ -121,11 +116,12 @@ class Queries:
                 uid="totals",
             )
         """
-        query, clauses = cut_matches(query)
+        patterns = load_row_patterns()
+        query, clauses = patterns.cut_matches(query)
         names = find_relations(self.spark, query)
         read = {name: stream for name, stream in self._views.items() if name in names}
         if clauses:
-            check_match_query([*clauses.values()], [*read], output_mode)
+            patterns.check_match_query([*clauses.values()], [*read], output_mode)
             ((name, clause),) = clauses.items()
             return self._query_matches(SqlQuery(query, (name,)), clause, uid)
         if not read:
@@ -137,15 +133,16 @@ class Queries:
         function = SqlQuery(query, tuple(read))
         return self.from_query(function, *read.values(), output_mode=output_mode, uid=uid)
 
-    def _query_matches(self, query: SqlQuery, clause: MatchClause, uid: str | None) -> DataStream:
-        stream = self._views.get(clause.table)
-        if stream is None:
+    def _query_matches(self, query: SqlQuery, clause: Clause, uid: str | None) -> DataStream:
+        if clause.table not in self._views:
             clause.place.refuse(
                 f"there is no view '{clause.table}'",
                 "give a stream that name with create_temporary_view()",
             )
+        stream = self._views[clause.table]
         known = resolve_uid(self.graph, uid, "query", stream._node)
-        return find_matches(stream, clause, known).transform(MatchQuery(query, known))
+        matches: DataStream = load_row_patterns().find_matches(stream, clause, known)
+        return matches.transform(MatchQuery(query, known))
 
     def _check_stream(self, stream: DataStream, what: str) -> None:
         instance_of(what, stream, DataStream, what_to_do="give it the stream of a source")

@@ -17,12 +17,7 @@ from flinkish_spark.bridge.sql_statements import (
     parse_script,
 )
 from flinkish_spark.core.errors import GraphError
-from flinkish_spark.datastream.match_queries import (
-    MatchClause,
-    check_match_query,
-    cut_matches,
-    find_matches,
-)
+from flinkish_spark.datastream.row_patterns import Clause, load_row_patterns
 from flinkish_spark.planning.queries import MatchQuery, SqlQuery, check_view_name
 from flinkish_spark.sql.tables import make_lookup_table, make_sink, make_source
 from flinkish_spark.types.ddl import quote_name
@@ -45,7 +40,7 @@ def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecut
     GraphError
         Spark cannot parse a statement, a table cannot be a source or a sink, or nothing is inserted.
     """
-    script, clauses = cut_matches(script)
+    script, clauses = load_row_patterns().cut_matches(script)
     job = _Script(env, clauses)
     for statement in parse_script(env.spark, script):
         match statement:
@@ -65,7 +60,7 @@ def add_sql_script(env: StreamExecutionEnvironment, script: str) -> StreamExecut
 class _Script:
     env: StreamExecutionEnvironment
     #: Each MATCH_RECOGNIZE, by the name that stands in its place.
-    clauses: Mapping[str, MatchClause]
+    clauses: Mapping[str, Clause]
     tables: dict[str, CreateTable] = field(default_factory=dict)
     #: Queries by the name of their view, in order.
     views: dict[str, str] = field(default_factory=dict)
@@ -112,7 +107,9 @@ class _Script:
             )
         clauses = [self.clauses[name] for name in read if name in self.clauses]
         if clauses:
-            check_match_query(clauses, [name for name in read if name in self.tables], mode)
+            load_row_patterns().check_match_query(
+                clauses, [name for name in read if name in self.tables], mode
+            )
             return self._add_matches(read[0], clauses[0], uid).transform(MatchQuery(written, uid))
         streams = [self._add_source(name) for name in read]
         return self.env.from_query(written, *streams, output_mode=mode, uid=uid)
@@ -136,12 +133,13 @@ class _Script:
             self.sources[name] = self.env.from_source(make_source(self.tables[name]), uid=name)
         return self.sources[name]
 
-    def _add_matches(self, name: str, clause: MatchClause, uid: str) -> DataStream:
+    def _add_matches(self, name: str, clause: Clause, uid: str) -> DataStream:
         if name not in self.sources:
-            self.sources[name] = find_matches(self._add_searched(clause, uid), clause, uid)
+            searched = self._add_searched(clause, uid)
+            self.sources[name] = load_row_patterns().find_matches(searched, clause, uid)
         return self.sources[name]
 
-    def _add_searched(self, clause: MatchClause, uid: str) -> DataStream:
+    def _add_searched(self, clause: Clause, uid: str) -> DataStream:
         """Return the stream of the table or view in which a clause looks for matches."""
         rows = self._read_query(f"SELECT * FROM {quote_name(clause.table)}")
         if not rows.views or any(name in self.clauses for name in rows.views):
