@@ -38,6 +38,7 @@ from flinkish_spark.types.expressions import (
     FieldOf,
     FormattedDay,
     Remainder,
+    UnixTime,
 )
 
 # Spark's logs have no names. Our names are stored as aliases of frames, which stay in the analysed plan.
@@ -494,6 +495,8 @@ class _PlanReader:
             return self._remainder(children)
         if kind == "DateFormatClass":
             return self._format_date(expression, children)
+        if kind in _MICROS_OF_UNITS and _type_of(children[0]) == T.TimestampType():
+            return UnixTime(self._to_arrow(children[0]), _MICROS_OF_UNITS[kind])
         function = _CALLS_OF_ARROW.get(kind)
         if function is None or (kind in _COMPARISONS and not _compares_alike(kind, children[0])):
             raise NotImplementedError
@@ -543,6 +546,8 @@ class _PlanReader:
         return name
 
 
+#: Microseconds of the unit, by class of Spark's expression.
+_MICROS_OF_UNITS = {"UnixMicros": 1, "UnixMillis": 1_000, "UnixSeconds": 1_000_000}
 _UTC = frozenset({"UTC", "Etc/UTC", "Z", "GMT"})
 #: The parts of a date format that Arrow expressions support.
 _PARTS_OF_DAY = re.compile(rf"(?<![A-Za-z])(?:{'|'.join(DATE_LETTERS)})(?![A-Za-z])|[-/. :_]+")

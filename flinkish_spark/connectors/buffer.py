@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import json
 import os
 import re
 import tempfile
@@ -20,13 +19,17 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from typing import IO, Any
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark import TaskContext
+from pyspark.sql import Column, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging, collect_reports
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH
+from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, TaskStage
 from flinkish_spark.contracts.sink import (
     Committer,
     ShownOrder,
@@ -42,6 +45,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema
+from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
 
 #: Owner epoch, block, task, attempt, random: the name of a leftover file tells which attempt wrote it, and no
@@ -403,38 +407,44 @@ class BufferedCommitter(Committer):
         return BufferedFile.from_payload(committable.payload).task
 
 
-class BufferWriter(SinkWriter):
+class BufferWriter(JoiningWriter):
     def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
         self._context, self._folder, self._check = context, BufferFolder(context.place), check
 
-    def stage(self, request: StageRequest) -> StageResult:
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
+
+    def plan(self, request: StageRequest) -> StagePlan:
         context = self._context
-        stage = StageToBuffer(context.place, int(context.owner_epoch), request.block, self._check)
-        found = collect_reports(request.source, stage)
+        work = BufferWork(context.place, int(context.owner_epoch), request.block, self._check)
+        return StagePlan(work, partial(self._finish, request))
+
+    def _finish(self, request: StageRequest, reports: Sequence[Mapping[str, Any]]) -> StageResult:
         place = {"lineage": int(request.lineage), "batch": int(request.batch)}
         files = [
             BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})
-            for report in found
+            for report in reports
             if report["staged"] is not None
         ]
         unseen = [file.name for file in files if not self._folder.has_size(file)]
         if unseen:
             raise EnvironmentFault(
-                f"sink '{context.uid}' staged {unseen[0]}, which the driver does not see in "
-                f"{context.place.url}",
+                f"sink '{self._context.uid}' staged {unseen[0]}, which the driver does not see in "
+                f"{self._context.place.url}",
                 why="the executors write into another file system than the driver reads",
                 what_to_do="put the job directory where driver and executors see the same files",
             )
         return StageResult(
-            tuple(TaskAck.from_json(report) for report in found),
+            tuple(TaskAck.from_json(report) for report in reports),
             tuple(file.to_payload() for file in files),
             bytes=sum(file.bytes for file in files),
         )
 
 
 @dataclass(frozen=True)
-class StageToBuffer:
-    """Callable for mapInArrow: buffers the rows of one task and yields its report as one row of JSON."""
+class BufferWork:
+    """Buffers the rows of a task in a file, which its report names."""
 
     place: StoreSpec
     #: Part of the files' names.
@@ -444,20 +454,24 @@ class StageToBuffer:
     #: accepts all rows. It is pickled and sent to the workers.
     check: RowsCheck | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = begin_staging()
+    def begin(self, task: TaskContext, sinks: int) -> TaskStage:
         epoch = OwnerEpoch(self.owner_epoch)
         name = BufferName.new(epoch, self.block, task.partitionId(), task.attemptNumber())
-        ack, writer = RowCount(task.partitionId()), BufferFileWriter(self.place, name)
-        for batch in batches:
-            records = ack.admit(batch)
-            if records.num_rows:
-                fields = records.select(range(CONTROL_WIDTH, records.num_columns))
-                if self.check is not None:
-                    self.check(fields)
-                writer.write(fields)
-        report = {**ack.finish().to_json(), "staged": writer.finish()}
-        yield pa.record_batch([pa.array([json.dumps(report)])], names=["report"])
+        return _BufferStage(BufferFileWriter(self.place, name), self.check)
+
+
+class _BufferStage(TaskStage):
+    def __init__(self, writer: BufferFileWriter, check: RowsCheck | None) -> None:
+        self._writer, self._check = writer, check
+
+    def write(self, records: pa.RecordBatch) -> None:
+        fields = records.select(range(CONTROL_WIDTH, records.num_columns))
+        if self._check is not None:
+            self._check(fields)
+        self._writer.write(fields)
+
+    def finish(self, ack: TaskAck) -> Mapping[str, Any]:
+        return {**ack.to_json(), "staged": self._writer.finish()}
 
 
 def require_bufferable(context: SinkContext, what: str = "buffer") -> None:

@@ -335,7 +335,7 @@ class _Writer(SinkWriter):
             if not count:
                 return result
             rows = self._letters(request, refused)
-            dead = self._dead.stage(replace(request, source=rows, count_records=lambda: count))
+            dead = self._dead.stage(replace(request, source=rows))
         written = sum(task.rows for task in dead.tasks)
         if written != count:
             raise RetriableError(

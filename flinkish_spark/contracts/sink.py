@@ -30,7 +30,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
@@ -54,7 +54,7 @@ from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, 
 from flinkish_spark.protocol.timeline import NO_TIMELINE, Mark, Timeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import types as T
 
     from flinkish_spark.core.arrow_pass import ArrowPass
@@ -134,6 +134,7 @@ class StageRequest:
     """One micro-batch to stage."""
 
     #: What makes :attr:`rows`; a writer that applies one worker to them goes on with it in the same pass.
+    #: A plan for a pass that several sinks share is made without.
     source: DataFrame | ArrowPass
     lineage: Lineage
     batch: BatchId
@@ -141,14 +142,9 @@ class StageRequest:
     block: int
     #: The checkpoint with which the rows are expected to become visible; a later one if that is aborted.
     checkpoint: CheckpointId
-    #: Counts the records, without the barriers, with a Spark job unless a sink of the same stream has counted
-    #: them. Only for writers that declare more than one pass.
-    count_records: Callable[[], int]
     #: Returns the offsets of the sources' consumer groups after the micro-batch, for a sink whose system
     #: commits them together with its records.
     input_offsets: Callable[[], Sequence[GroupOffsets]] = tuple
-    #: For a :class:`JoiningWriter` that stages with others, the rows' column for each of its field names.
-    columns: Mapping[str, str] = field(default_factory=dict)
     #: The checkpoint is this micro-batch alone; there are no barriers among the rows.
     is_whole_checkpoint: bool = False
 
@@ -208,23 +204,6 @@ class SinkWriter(ABC):
     @abstractmethod
     def stage(self, request: StageRequest) -> StageResult:
         """Stage one micro-batch; everything is durable and invisible when this returns."""
-
-
-class JoiningWriter(SinkWriter):
-    """A writer that can stage a micro-batch together with writers of its class, in one pass over the rows.
-
-    A pass is a Spark job, whose fixed cost is so paid once.
-    """
-
-    @property
-    @abstractmethod
-    def columns(self) -> Mapping[str, Column]:
-        """Return the columns that it reads, by name: expressions over the fields of the stream."""
-
-    @classmethod
-    @abstractmethod
-    def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        """Stage one micro-batch for several writers, like :meth:`stage` for each of them."""
 
 
 class ShownOrder(enum.Enum):

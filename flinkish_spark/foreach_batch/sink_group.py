@@ -334,9 +334,7 @@ class _Driver:
             one.cast(field.dataType).alias(field.name) for one, field in zip(control, CONTROL, strict=True)
         ]
         staged = rows.select(*given, *(column for column, _ in fields))
-        return StageRequest(
-            staged, FIRST_LINEAGE, batch, block, lease.attempt, rows.count, is_whole_checkpoint=True
-        )
+        return StageRequest(staged, FIRST_LINEAGE, batch, block, lease.attempt, is_whole_checkpoint=True)
 
 
 def _summarize(staged: StageResult) -> tuple[int, int]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Any
 
 from pyspark.accumulators import Accumulator, AccumulatorParam
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from flinkish_spark.bridge.accumulators import TaskTallies
@@ -41,18 +41,17 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.checkpoint.state_files import correct_schema_paths
+from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, stage_together
 from flinkish_spark.contracts.calls import AsyncStatistics, CallPlace, Retention
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import (
     Committer,
     GroupOffsets,
-    JoiningWriter,
     SinkWriter,
     StageRequest,
     StageResult,
 )
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.arrow_pass import ArrowPass, frame_of
 from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import (
@@ -79,14 +78,14 @@ from flinkish_spark.planning.sink_rows import (
     JoinedRows,
     PlannedJob,
     PlannedSink,
+    ReadingSink,
     UnionRows,
     WorkersRows,
-    translate_to_union,
 )
 from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.alignment import ExpectedChannels
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid
+from flinkish_spark.protocol.ids import BatchId, JobUuid
 from flinkish_spark.protocol.job_graph import JobVertex
 from flinkish_spark.protocol.micro_batches import STATE
 from flinkish_spark.protocol.plan_layout import source_of
@@ -96,7 +95,6 @@ from flinkish_spark.protocol.user_metrics import UserMetrics
 from flinkish_spark.savepoints.files import why_no_savepoint_at
 from flinkish_spark.savepoints.job import JobSavepoints
 from flinkish_spark.savepoints.seeds import check_layout
-from flinkish_spark.transport import columns as C
 
 LOG = logging.getLogger(__name__)
 
@@ -140,52 +138,40 @@ def run_in_order(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class StagedParts:
-    """The checkpoint of a micro-batch, the same for all of its sinks, and a block of ids for each sink."""
+class SinkPass:
+    """A sink that stages alone, or several in one pass."""
 
-    batch: BatchId
-    checkpoint: CheckpointId
-    leased: Mapping[str, int]
-    #: Record counts that sinks have reported, by the rows that they read.
-    counted: dict[object, int] = field(default_factory=dict)
+    sinks: tuple[PlannedSink, ...]
+    #: Number of times that the rows are read.
+    readings: int = 1
+    joined: JoinedRows | JoinedByWorkers | None = None
 
 
 @dataclass(frozen=True)
-class SinkPass:
-    """Sinks that read the rows of a micro-batch together."""
+class StagePlans:
+    """The requests of a micro-batch's sinks, and the plans of those that can share a pass."""
 
-    #: Joined sinks read them in one pass; others read the same rows one after another.
-    sinks: tuple[PlannedSink, ...]
-    writers: Mapping[str, SinkWriter]
-    joined: JoinedRows | JoinedByWorkers | None = None
+    requests: Mapping[str, StageRequest]
+    plans: Mapping[str, StagePlan]
 
     @property
-    def readings(self) -> int:
-        if self.joined is not None:
-            return 1
-        return sum(self.writers[sink.uid].passes * sink.readings for sink in self.sinks)
+    def joining(self) -> frozenset[str]:
+        return frozenset(uid for uid, plan in self.plans.items() if plan.select is None)
 
 
-def _plan_joint_passes(
+def _plan_joint_pass(
     rows: Rows, sinks: Sequence[PlannedSink], writers: Mapping[str, SinkWriter]
-) -> list[SinkPass]:
-    """Group the sinks whose writers stage in one pass: two or more with writers of one class."""
-    spark = rows.frame.sparkSession
-    by_class: dict[type, list[tuple[PlannedSink, Mapping[str, Column]]]] = {}
+) -> SinkPass | None:
+    """Return the pass in which sinks stage together; None if there are fewer than two."""
+    reading = []
     for sink in sinks:
         writer = writers[sink.uid]
-        if isinstance(writer, JoiningWriter):
-            by_class.setdefault(type(writer), []).append((sink, writer.columns))
-    found = []
-    for members in by_class.values():
-        if len(members) < 2:
-            continue
-        over = [(sink, translate_to_union(spark, sink, columns)) for sink, columns in members]
-        joined = rows.join([(sink, columns) for sink, columns in over if columns is not None])
-        if joined is not None:
-            together = tuple(sink for sink, _ in over if sink.uid in joined.columns)
-            found.append(SinkPass(together, writers, joined))
-    return found
+        assert isinstance(writer, JoiningWriter)
+        reading.append(ReadingSink(sink, writer.columns, writer.reads_fields_alone))
+    joined = rows.join(reading)
+    if joined is None:
+        return None
+    return SinkPass(tuple(sink for sink in sinks if sink.uid in joined.columns), joined=joined)
 
 
 class SinkStaging:
@@ -210,7 +196,7 @@ class SinkStaging:
         self._cached_files = json.dumps(dict(cached_files))
         self._sinks, self._writers, self._context = tuple(sinks), writers, context
         self._streams = len({stream for sink in sinks for stream in sink.streams})
-        self._passes: dict[frozenset[str], Sequence[SinkPass]] = {}
+        self._passes: dict[tuple[frozenset[str], frozenset[str]], Sequence[SinkPass]] = {}
 
     def stage(self, frame: DataFrame, batch: BatchId, attempt: int) -> StagedBatch:
         staged = self.stage_only(frame, batch, attempt, frozenset(self._writers))
@@ -245,47 +231,58 @@ class SinkStaging:
         )
         if not sinks:
             rows.run()
-        passes = self._passes_of(rows, sinks)
+        plans = self._plan(batch, [sink for sink in self._sinks if sink.uid in sinks])
+        passes = self._passes_of(rows, sinks, plans.joining)
         if sum(one.readings for one in passes) > 1:
             # Otherwise each sink would run the operators again, and a retried task could stage other rows for
             # one sink, or another barrier for the same one.
             kept = rows.keep()
             try:
-                return self._stage_sinks(kept, batch, attempt, passes)
+                return self._stage_sinks(kept, batch, attempt, passes, plans)
             finally:
                 kept.release()
-        return self._stage_sinks(rows, batch, attempt, passes)
+        return self._stage_sinks(rows, batch, attempt, passes, plans)
 
-    def _passes_of(self, rows: Rows, sinks: frozenset[str]) -> Sequence[SinkPass]:
-        found = self._passes.get(sinks)
+    def _plan(self, batch: BatchId, sinks: Sequence[PlannedSink]) -> StagePlans:
+        """Lease a block for each sink; with several sinks, let those plan that stage in tasks."""
+        context = self._context
+        inputs = partial(self._input_offsets, batch)
+        nothing: Any = None
+        place = (nothing, context.lineage, batch)
+        requests = {
+            sink.uid: StageRequest(*place, context.blocks.lease(), context.checkpoint_of(batch), inputs)
+            for sink in sinks
+        }
+        writers = {uid: self._writers[uid] for uid in requests} if len(requests) > 1 else {}
+        plans = dict[str, StagePlan]()
+        for uid, writer in writers.items():
+            if isinstance(writer, JoiningWriter):
+                with _naming_place([uid]):
+                    plans[uid] = writer.plan(requests[uid])
+        return StagePlans(requests, plans)
+
+    def _passes_of(self, rows: Rows, sinks: frozenset[str], joining: frozenset[str]) -> Sequence[SinkPass]:
+        found = self._passes.get((sinks, joining))
         if found is None:
             own = [sink for sink in self._sinks if sink.uid in sinks]
-            joined = _plan_joint_passes(rows, own, self._writers)
-            # Of sinks that read the same rows one after another, the first counts them.
-            together: dict[object, list[PlannedSink]] = {}
-            for sink in own:
-                if all(sink not in one.sinks for one in joined):
-                    together.setdefault(sink.uid if sink.rows is None else sink.rows, []).append(sink)
-            apart = [SinkPass(tuple(group), self._writers) for group in together.values()]
-            found = self._passes[sinks] = (*joined, *apart)
+            joint = _plan_joint_pass(rows, [sink for sink in own if sink.uid in joining], self._writers)
+            joined = () if joint is None else (joint,)
+            apart = [sink for sink in own if all(sink not in one.sinks for one in joined)]
+            alone = (SinkPass((sink,), self._writers[sink.uid].passes * sink.readings) for sink in apart)
+            found = self._passes[sinks, joining] = (*joined, *alone)
         return found
 
     def _stage_sinks(
-        self, rows: Rows, batch: BatchId, attempt: int, passes: Sequence[SinkPass]
+        self, rows: Rows, batch: BatchId, attempt: int, passes: Sequence[SinkPass], plans: StagePlans
     ) -> StagedBatch:
         context = self._context
         began_at_ms = context.clock.wall_ms()
-        checkpoint = context.checkpoint_of(batch)
-        staging = {sink.uid for one in passes for sink in one.sinks}
-        own = [sink for sink in self._sinks if sink.uid in staging]
-        leased = {sink.uid: context.blocks.lease() for sink in own}
-        parts = StagedParts(batch, checkpoint, leased)
-        works = [partial(self._stage_pass, rows, one, parts) for one in passes]
+        works = [partial(self._stage_pass, rows, one, plans) for one in passes]
         # This order matters: the first sink evaluates the rows. Sinks in parallel could run an operator
         # twice.
         staged = [one for work in (works[:1], works[1:]) for found in self._run_all(work) for one in found]
         found = {ack.sink: (ack, payloads) for ack, payloads in staged}
-        ordered = [found[sink.uid] for sink in own]
+        ordered = [found[uid] for uid in plans.requests]
         self._measures(self._tallies.metrics())
         return StagedBatch(
             context.lineage,
@@ -294,75 +291,58 @@ class SinkStaging:
             attempt,
             tuple(ack for ack, _ in ordered),
             tuple(Committable(ack.sink, payload) for ack, payloads in ordered for payload in payloads),
-            tuple(leased.values()),
+            tuple(request.block for request in plans.requests.values()),
             began_at_ms,
             accumulators=self._tallies.collect(),
             bases=self._tallies.bases(),
         )
 
     def _stage_pass(
-        self, rows: Rows, over: SinkPass, parts: StagedParts
+        self, rows: Rows, over: SinkPass, plans: StagePlans
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
+        uids = [sink.uid for sink in over.sinks]
         if over.joined is not None:
-            made: Any = over.joined
-            return self._stage(rows.select_joined(made), over.sinks, parts, over.joined.columns)
-        own = ((sink, rows.select_sink(sink)) for sink in over.sinks)
-        return [one for sink, made in own for one in self._stage(made, (sink,), parts)]
+            joined: Any = over.joined
+            columns = [joined.columns[uid] for uid in uids]
+            own = [plans.plans[uid] for uid in uids]
+            return self._stage(uids, lambda: stage_together(rows.select_joined(joined), own, columns))
+        (sink,) = over.sinks
+        uid, writer = sink.uid, self._writers[sink.uid]
+        request = replace(plans.requests[uid], source=rows.select_sink(sink))
+        if isinstance(writer, JoiningWriter) and uid in plans.plans:
+            joining, plan = writer, plans.plans[uid]
+            return self._stage([uid], lambda: [joining.stage_alone(request, plan)])
+        return self._stage([uid], lambda: [writer.stage(request)])
 
     def _stage(
-        self,
-        rows: DataFrame | ArrowPass,
-        sinks: Sequence[PlannedSink],
-        parts: StagedParts,
-        columns: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+        self, uids: Sequence[str], stage: Callable[[], Sequence[StageResult]]
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
-        clock, uids = self._context.clock, [sink.uid for sink in sinks]
-        requests = [self._request(rows, sink, parts, columns.get(sink.uid, {})) for sink in sinks]
-        place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
+        clock = self._context.clock
         began_ms = clock.monotonic_ms()
-        try:
-            with span(f"micro-batch {parts.batch} to be staged {place}"):
-                if len(uids) == 1:
-                    results: Sequence[StageResult] = [self._writers[uids[0]].stage(requests[0])]
-                else:
-                    writers = [self._writers[uid] for uid in uids]
-                    joining = [one for one in writers if isinstance(one, JoiningWriter)]
-                    results = type(joining[0]).stage_all(list(zip(joining, requests, strict=True)))
-        except Exception as error:
-            add_place(error, place)
-            raise
+        with _naming_place(uids):
+            results = stage()
         took_ms = clock.monotonic_ms() - began_ms
-        done = list[tuple[SinkAck, Sequence[Any]]]()
-        for sink, result in zip(sinks, results, strict=True):
-            ack = SinkAck(sink.uid, result.tasks, took_ms, result.bytes)
-            parts.counted.setdefault(sink.rows, ack.rows)
-            done.append((ack, result.payloads))
-        return done
-
-    def _request(
-        self,
-        rows: DataFrame | ArrowPass,
-        sink: PlannedSink,
-        parts: StagedParts,
-        columns: Mapping[str, str],
-    ) -> StageRequest:
-        # Another sink of the same rows has counted them; the digests must agree in the end.
-        known = None if sink.rows is None else parts.counted.get(sink.rows)
-        count = partial(self._count_records, rows) if known is None else partial(int, known)
-        inputs = partial(self._input_offsets, parts.batch)
-        block = parts.leased[sink.uid]
-        return StageRequest(
-            rows, self._context.lineage, parts.batch, block, parts.checkpoint, count, inputs, columns
-        )
+        return [
+            (SinkAck(uid, result.tasks, took_ms, result.bytes), result.payloads)
+            for uid, result in zip(uids, results, strict=True)
+        ]
 
     def _input_offsets(self, batch: BatchId) -> list[GroupOffsets]:
         position = self._context.find_position_after(batch)
         found = (node.source.group_offsets(position) for node in self._sources)
         return [offsets for offsets in found if offsets is not None]
 
-    @staticmethod
-    def _count_records(rows: DataFrame | ArrowPass) -> int:
-        return frame_of(rows).where(F.col(C.KIND) == int(C.Kind.RECORD)).count()
+
+@contextmanager
+def _naming_place(uids: Sequence[str]) -> Iterator[None]:
+    """Add to an error which sinks were staging; show it as what the thread does."""
+    place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
+    try:
+        with span(f"a micro-batch to be staged {place}"):
+            yield
+    except Exception as error:
+        add_place(error, place)
+        raise
 
 
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):

@@ -170,6 +170,8 @@ class Planner:
         sinks = [*self._plan_sinks(), *self._plan_side_outputs()]
         union = self._union.unite({part.stream for sink in sinks for part in sink.parts if part.needs_places})
         deferred = self._union.plan_deferred_pass(sinks)
+        if deferred is not None:
+            self._in_arrow.update(self._find_steps_before_sinks())
         time = plan_times(self._logical, self.plan_stream)
         bundlings = {
             uid: self._make_bundling(shape.max_parallelism) for uid, shape in self._operators.items()
@@ -206,6 +208,16 @@ class Planner:
                 check_same_fields(schema, other, f"the sink '{node.uid}'")
             own = tuple(part for part, _ in parts)
             yield PlannedSink(node.uid, node.sink, schema, own, len(self._reporters))
+
+    def _find_steps_before_sinks(self) -> Iterator[StreamNode]:
+        """Yield the DataFrame functions that run on the evaluated micro-batch."""
+        for node in self._graph.sinks:
+            for end in self._logical.ends[node.uid]:
+                for path in end.paths:
+                    is_behind_operator = find_operator(path.base) is not None
+                    first = 0 if is_behind_operator else end.deferred_from
+                    steps = () if first is None else path.steps[first:]
+                    yield from (step for step in steps if find_frame_function(step) is not None)
 
     def _plan_side_outputs(self) -> Iterator[PlannedSink]:
         peers = [sink for node in self._graph.sinks for _, sink in node.sink.parts(node.uid)]

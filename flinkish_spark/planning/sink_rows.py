@@ -159,10 +159,10 @@ class SinkPart:
         return Selection([*control, *last.named_fields])
 
     @property
-    def functions(self) -> WorkerPass | None:
-        """The transforms, if all of them are functions of single records."""
+    def function(self) -> ReadRows | None:
+        """The transforms, if they are one step over single records, which needs no places."""
         steps = () if self.one_pass is None or self.needs_places else self.one_pass
-        return steps[0] if len(steps) == 1 and isinstance(steps[0], WorkerPass) else None
+        return steps[0] if len(steps) == 1 else None
 
     @property
     def needs_places(self) -> bool:
@@ -277,7 +277,7 @@ class JoinedRows:
 UnionColumn = str | Column
 
 
-def translate_to_union(
+def _translate_to_union(
     spark: SparkSession, planned: PlannedSink, columns: Mapping[str, Column]
 ) -> Mapping[str, UnionColumn] | None:
     """Translate columns over a sink's fields to columns over the union of all streams; None if impossible."""
@@ -369,10 +369,8 @@ class SinkWorkers:
 
     workers: tuple[Worker, ...]
     columns: T.StructType
-
-    @property
-    def has_functions(self) -> bool:
-        return len(self.workers) > 1
+    #: Whether a worker calls functions of users, which live for a task and not for a batch.
+    calls_functions: bool = False
 
 
 @dataclass(frozen=True)
@@ -389,6 +387,17 @@ class DeferredPass:
 
     def make_rows(self, frame: DataFrame) -> WorkersRows:
         return WorkersRows(frame, self.worker, self.sinks)
+
+
+@dataclass(frozen=True)
+class ReadingSink:
+    """A sink whose writer can share a pass, and what it reads there."""
+
+    planned: PlannedSink
+    #: By name, over the fields of the sink.
+    columns: Mapping[str, Column]
+    #: Whether each column is the field of its name.
+    reads_fields_alone: bool
 
 
 @dataclass(frozen=True)
@@ -420,8 +429,14 @@ class UnionRows:
     def select_sink(self, sink: PlannedSink) -> DataFrame:
         return select_sink_rows(self.frame, sink, self.streams)
 
-    def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedRows | None:
-        return JoinedRows(sinks) if len(sinks) > 1 else None
+    def join(self, sinks: Sequence[ReadingSink]) -> JoinedRows | None:
+        """Return the sinks that Spark can select in one pass; None if there are fewer than two."""
+        spark, able = self.frame.sparkSession, list[tuple[PlannedSink, Mapping[str, UnionColumn]]]()
+        for sink in sinks:
+            columns = _translate_to_union(spark, sink.planned, sink.columns)
+            if columns is not None:
+                able.append((sink.planned, columns))
+        return JoinedRows(able) if len(able) > 1 else None
 
     def select_joined(self, joined: JoinedRows) -> DataFrame:
         return joined.of(self.frame)
@@ -453,20 +468,18 @@ class WorkersRows:
         own = self.sinks[sink.uid]
         return map_in_pass(self.frame, ComposedWorker((self.worker, *own.workers)), own.columns)
 
-    def join(self, sinks: Sequence[tuple[PlannedSink, Mapping[str, UnionColumn]]]) -> JoinedByWorkers | None:
+    def join(self, sinks: Sequence[ReadingSink]) -> JoinedByWorkers | None:
         """Return the sinks whose rows one pass can make; None if there are fewer than two."""
-        able: dict[str, Mapping[str, str]] = {}
-        for sink, columns in sinks:
-            part = sink.parts[0]
-            fields = dict(zip(part.columns, part.fields, strict=True))
-            named = {name: fields[one] for name, one in columns.items() if isinstance(one, str)}
-            if len(named) == len(columns) and not self.sinks[sink.uid].has_functions:
-                able[sink.uid] = named
+        able = {
+            sink.planned.uid: {name: name for name in sink.columns}
+            for sink in sinks
+            if sink.reads_fields_alone and not self.sinks[sink.planned.uid].calls_functions
+        }
         return JoinedByWorkers(able) if len(able) > 1 else None
 
     def select_joined(self, joined: JoinedByWorkers) -> ArrowPass:
         """Return rows whose position says to which sink they belong; only another worker can read them."""
-        each = SinkFanOut(tuple(self.sinks[uid].workers[0] for uid in joined.columns))
+        each = SinkFanOut(tuple(ComposedWorker(self.sinks[uid].workers) for uid in joined.columns))
         # No batch has the columns of all sinks, and no batch leaves the pass.
         return map_in_pass(self.frame, ComposedWorker((self.worker, each)), each.columns)
 

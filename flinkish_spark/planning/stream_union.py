@@ -22,6 +22,7 @@ from flinkish_spark.planning.sink_rows import (
     hashable,
     plan_functions_before_sink,
 )
+from flinkish_spark.planning.transforms import WorkerPass
 from flinkish_spark.protocol.plan_layout import Chain, ScanRole
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.key_hash import can_hash
@@ -123,14 +124,17 @@ def make_sink_workers(
     if not part.transforms:
         rows = ToSinkRows(fields, names, part.side, sides)
         return SinkWorkers((rows,), rows.columns)
-    if (functions := part.functions) is None:
+    function = part.function
+    found = None if function is None else function.find_workers()
+    if found is None:
         return None
-    # Named as in the union, since the functions expect these names.
+    # Named as in the union, since the function expects these names.
     kinds = stream.frame.schema
     in_union = [T.StructField(n, kinds[own].dataType) for n, own in zip(part.columns, names, strict=True)]
     given = ToSinkRows(T.StructType(in_union), names, part.side, sides, has_hash=False)
-    rows = ToSinkRows(fields, functions.outputs, second=C.HASH)
-    return SinkWorkers((given, *functions.workers, rows), rows.columns)
+    workers, outputs = found
+    rows = ToSinkRows(fields, tuple(outputs), second=C.HASH)
+    return SinkWorkers((given, *workers, rows), rows.columns, isinstance(function, WorkerPass))
 
 
 def find_fields(stream: TaggedStream) -> list[str]:

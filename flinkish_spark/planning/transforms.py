@@ -38,6 +38,7 @@ from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.branches import InputPath, InputPaths
 from flinkish_spark.transport.columns import Origins
 from flinkish_spark.transport.select import SelectColumns
+from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.ddl import ddl_of, parse_ddl, quote_name
 from flinkish_spark.types.expressions import Expression
 from flinkish_spark.types.hints import unfit_for_rows
@@ -383,6 +384,13 @@ class ReadRows:
         """Add the output columns to a frame with control rows."""
         raise NotImplementedError
 
+    def find_workers(self) -> tuple[tuple[Worker, ...], Sequence[str]] | None:
+        """Return workers that do the same to a sink's rows, and the column of each field after them.
+
+        None if Spark computes a field.
+        """
+        raise NotImplementedError
+
     @cached_property
     def fields(self) -> tuple[tuple[Column, T.StructField], ...]:
         """Pairs of an output column, without the field's name, and the field."""
@@ -408,6 +416,26 @@ class RowByRow(ReadRows):
 
     def select_in_arrow(self, frame: DataFrame, *, keeps_times: bool) -> DataFrame | None:
         """Apply the plan in the Arrow pass that reads a source's records; None if impossible."""
+        steps = self._find_arrow_steps()
+        if steps is None:
+            return None
+        control = [one for one in frame.schema if one.name.startswith(PREFIX)]
+        fields = self.schema
+        if keeps_times or C.KIND in frame.columns:
+            control, fields = list(nullable(control)), nullable(fields)
+        columns = T.StructType([*control, *fields])
+        select = SelectColumns(steps, columns, self.outputs, keeps_times)
+        return C.select_in_pass(frame, select, columns, select.find_inputs())
+
+    def find_workers(self) -> tuple[tuple[Worker, ...], Sequence[str]] | None:
+        steps = self._find_arrow_steps()
+        if steps is None:
+            return None
+        fields = nullable(self.schema)
+        select = SelectColumns(steps, T.StructType([*CONTROL, *fields]), self.outputs, keeps_times=False)
+        return (select,), fields.names
+
+    def _find_arrow_steps(self) -> tuple[Mapping[str, Expression] | Expression, ...] | None:
         steps: list[Mapping[str, Expression] | Expression] = []
         for step in self.plan.steps:
             if isinstance(step, RowFilter):
@@ -418,13 +446,7 @@ class RowByRow(ReadRows):
             if made is None:
                 return None
             steps.append(made)
-        control = [one for one in frame.schema if one.name.startswith(PREFIX)]
-        fields = self.schema
-        if keeps_times or C.KIND in frame.columns:
-            control, fields = list(nullable(control)), nullable(fields)
-        columns = T.StructType([*control, *fields])
-        select = SelectColumns(tuple(steps), columns, self.outputs, keeps_times)
-        return C.select_in_pass(frame, select, columns, select.find_inputs())
+        return tuple(steps)
 
     def select_records(self, records: DataFrame) -> DataFrame:
         """Apply the plan to a frame without control rows; return control columns and fields."""
@@ -556,10 +578,8 @@ class WorkerPass(ReadRows):
     def _input_names(self) -> tuple[tuple[str, str], ...]:
         return tuple(zip(self.columns, self.deal.inputs[0].columns, strict=True))
 
-    @property
-    def workers(self) -> tuple[Worker, ...]:
-        """Workers that do to Arrow batches what :meth:`apply` does to a frame."""
-        return C.CopyColumns(self.deal.control, self._input_names), self.deal
+    def find_workers(self) -> tuple[tuple[Worker, ...], Sequence[str]]:
+        return (C.CopyColumns(self.deal.control, self._input_names), self.deal), self.outputs
 
     @property
     def outputs(self) -> tuple[str, ...]:

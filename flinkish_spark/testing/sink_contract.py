@@ -144,7 +144,7 @@ class SinkProcess:
         frame = self._frame(rows, checkpoint)
         block, batch = next(self._blocks), self._subject.next_batch()
         changed = frame if change is None else change(frame)
-        request = StageRequest(changed, Lineage(0), batch, block, checkpoint, lambda: len(rows))
+        request = StageRequest(changed, Lineage(0), batch, block, checkpoint)
         result = self._writer.stage(request)
         ack = SinkAck(self._context.uid, result.tasks)
         # As in a staged file, committables go through JSON.

@@ -61,12 +61,12 @@ class SelectColumns:
     def _compute(self, rows: dict[str, pa.Array]) -> dict[str, pa.Array]:
         for step in self.steps:
             if isinstance(step, Mapping):
-                count = len(rows[C.SEQUENCE])
+                count = len(next(iter(rows.values())))
                 found = ((name, value.evaluate(rows)) for name, value in step.items())
                 rows = rows | {n: pa.repeat(v, count) if isinstance(v, pa.Scalar) else v for n, v in found}
                 continue
             kept = step.evaluate(rows)
-            is_kept = pa.repeat(kept, len(rows[C.SEQUENCE])) if isinstance(kept, pa.Scalar) else kept
+            is_kept = pa.repeat(kept, len(next(iter(rows.values())))) if isinstance(kept, pa.Scalar) else kept
             is_kept = is_kept.fill_null(False)
             if C.KIND in rows:
                 is_kept = pc.or_(is_kept, pc.not_equal(rows[C.KIND], int(C.Kind.RECORD)))

@@ -121,6 +121,25 @@ class Remainder(Expression):
         return pc.subtract(number, pc.multiply(pc.divide(number, divisor), divisor))
 
 
+@dataclass(frozen=True)
+class UnixTime(Expression):
+    """The number of whole units from 1970 to a time, rounded down."""
+
+    time: Expression
+    micros: int
+
+    def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
+        times = self.time.evaluate(columns)
+        if isinstance(times, pa.Scalar):
+            return self._count(pa.array([times.value], times.type))[0]
+        return self._count(times)
+
+    def _count(self, times: pa.Array) -> pa.Array:
+        # Arrow rounds towards zero.
+        counts = times.view(pa.int64()).fill_null(0).to_numpy() // self.micros
+        return pa.array(counts, mask=times.is_null().to_numpy(zero_copy_only=False))
+
+
 #: Pattern letters of dates that are the same in all locales, each with its least number of digits.
 DATE_LETTERS = {"yyyy": 4, "MM": 2, "dd": 2}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
@@ -11,6 +13,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS
+from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
     VIOLATION_MARKER,
@@ -40,27 +43,33 @@ from flinkish_spark.connectors.delta.table import (
     why_unfit,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
-from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, StageFiles, stats_columns
+from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, FilesWork, UpsertRows, stats_columns
 from flinkish_spark.connectors.partition_values import check_conditions, partition_conditions
-from flinkish_spark.connectors.row_count import collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
-from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan
+from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS
-from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
+from flinkish_spark.core.errors import (
+    BAD_RECORD_MARKER,
+    BadRecordError,
+    FlinkishError,
+    SchemaError,
+    raise_translated,
+)
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quote_name
-from flinkish_spark.types.json_columns import replace_months
+from flinkish_spark.types.json_columns import has_intervals, replace_months
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-#: The reports of tasks, and a function that makes the committable of the files in them.
-Staged = tuple[Sequence[Mapping[str, Any]], Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]]
+#: Makes the committable of the files that tasks report, but for what all forms have.
+Form = Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
 
 
-class DeltaStaging(SinkWriter):
+class DeltaStaging(JoiningWriter):
     """Stages micro-batches of one Delta sink, for one start of the query: one file per task and partition."""
 
     def __init__(self, sink: DeltaSinkSettings, context: SinkContext, spark: SparkSession) -> None:
@@ -68,20 +77,35 @@ class DeltaStaging(SinkWriter):
         self._tables = DeltaTables(sink.store_options)
         self._defaults = table_defaults(spark)
 
-    def stage(self, request: StageRequest) -> StageResult:
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
+
+    def stage_alone(self, request: StageRequest, plan: StagePlan) -> StageResult:
+        with self._translating_errors():
+            return super().stage_alone(request, plan)
+
+    def plan(self, request: StageRequest) -> StagePlan:
+        """Plan by the table as it is now; Spark prepares rows that need casts, checks or an order."""
+        with self._translating_errors():
+            return self._plan(request)
+
+    def _plan(self, request: StageRequest) -> StagePlan:
+        sink, fields = self._sink, self._context.schema
+        table = self._tables.open(sink.path)
+        info = None if table is None else info_of(table)
+        stream = fields.jsonValue()["fields"]
+        if info is not None and (why := why_unfit(info, sink.mode, stream, sink.schema_evolution)):
+            raise DeltaTableError(why)
+        if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
+            return self._plan_rows(request, fields, info)
+        made = new_metadata(fields, sink.partition_by, self._defaults)
+        return self._plan_files(fields, made if table is None else metadata_of(table))
+
+    def _finish(self, fields: T.StructType, form: Form, reports: Sequence[Mapping[str, Any]]) -> StageResult:
         sink = self._sink
-        fields = T.StructType([f for f in request.rows.schema if f.name not in C.SINK_CONTROL])
-        try:
-            found, staged = self._write(request, fields)
-        except FROM_THE_JVM as error:
-            known = translate_error(error)
-            if isinstance(known, DeltaTableError):
-                raise self._to_user_error(known) from error
-            raise_translated(known, error)
-        except DeltaTableError as error:
-            raise self._to_user_error(error) from error
-        acks = tuple(TaskAck.from_json(report) for report in found)
-        adds = [add for report in found for add in report["adds"]]
+        acks = tuple(TaskAck.from_json(report) for report in reports)
+        adds = [add for report in reports for add in report["adds"]]
         if not adds:
             return StageResult(acks, (), bytes=0)
         payload = {
@@ -92,87 +116,77 @@ class DeltaStaging(SinkWriter):
             "options": dict(sink.options),
             "rows": sum(ack.rows for ack in acks),
             "schema": fields.jsonValue(),
-            **staged(adds),
+            **form(adds),
         }
         return StageResult(acks, (payload,), bytes=sum(int(add["size"]) for add in adds))
 
-    def _write(self, request: StageRequest, fields: T.StructType) -> Staged:
-        sink = self._sink
-        table = self._tables.open(sink.path)
-        info = None if table is None else info_of(table)
-        stream = fields.jsonValue()["fields"]
-        if info is not None and (why := why_unfit(info, sink.mode, stream, sink.schema_evolution)):
-            raise DeltaTableError(why)
-        if isinstance(sink.mode, Upsert) or why_staged_as_rows(sink, info, stream, self._defaults):
-            return self._as_rows(request, fields, info)
-        made = new_metadata(fields, sink.partition_by, self._defaults)
-        return self._as_files(request, fields, made if table is None else metadata_of(table))
-
-    def _as_files(self, request: StageRequest, fields: T.StructType, metadata: Mapping[str, Any]) -> Staged:
+    def _plan_files(self, fields: T.StructType, metadata: Mapping[str, Any]) -> StagePlan:
         """Stage data files in their final place."""
         table = TableInfo.from_log({"metaData": metadata})
-        rows, names = _add_missing_columns(request.rows, fields, table)
-        checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
-        columns = [*map(F.col, C.SINK_CONTROL)]
-        for column, name in zip(align_columns(rows, names, table), names, strict=True):
-            one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
-            if table.mapping != "none" and isinstance(one["type"], dict):
-                # A cast maps fields by position.
-                column = column.cast(type_of(rename_fields(one["type"])))
-            columns.append(column.alias(physical_name(one)))
-        checked = _check_rows(rows, fields.names, checks).select(*columns)
         target = FilesToWrite(
             self._tables.files(self._sink.path),
             partition_by=tuple(map(table.physical_name, table.partition_by)),
             with_stats=stats_columns(table.fields, table.properties),
             **file_options(self._sink.options),
         )
-        if together := _list_sort_columns(table, checked.columns):
-            checked = checked.sortWithinPartitions(*together)
-        found = collect_reports(checked, StageFiles(target))
-        return found, lambda adds: {
-            "form": "FILES",
-            "actions": [{"add": add} for add in adds],
-            "metadata": {"metaData": dict(metadata)},
-        }
 
-    def _as_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> Staged:
+        def make_form(adds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            actions = [{"add": add} for add in adds]
+            return {"form": "FILES", "actions": actions, "metadata": {"metaData": dict(metadata)}}
+
+        select = None if _takes_as_it_is(table, fields) else partial(_select_for_files, fields, table)
+        return StagePlan(FilesWork(target), partial(self._finish, fields, make_form), select)
+
+    def _plan_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> StagePlan:
         """Stage rows below the table's folder, which the commit reads again."""
         sink, context = self._sink, self._context
         rules = {} if table is None else table.rules()
         partition_by = sink.partition_by if table is None else table.partition_by
         staged_id = StagedId.new(context.owner_epoch, request.block)
         folder = f"{FOLDER}/{app_id(context.job, context.uid)}/{staged_id}"
-        rows = request.rows
-        deletes = _deletes(sink.mode)
-        # Also for a record that deletes: with such a value it would not find its row.
-        checks = [*key_conditions(sink.mode), *partition_conditions(rows, partition_by)]
-        plain = rows.select(*map(F.col, map(quote_name, fields.names)))
-        checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
         kept = {*list_stored_names(sink.mode, fields.names)}
         if isinstance(sink.mode, Upsert) and sink.mode.sequence_by is not None:
             kept.add(sink.mode.sequence_by)
+        own = [one for one in fields if one.name in kept]
         # pyarrow writes an interval of months to Parquet as a number.
-        own = {one.name: one.dataType for one in fields if one.name in kept}
-        kinds = {name: replace_months(kind, T.IntegerType()) for name, kind in own.items()}
-        stored = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
-        columns = [
-            F.col(quote_name(name)).cast(kind).alias(name) if kind != own[name] else F.col(quote_name(name))
-            for name, kind in kinds.items()
-        ]
-        checked = _check_rows(rows, fields.names, checks)
-        checked = checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
+        stored = T.StructType(
+            [T.StructField(one.name, replace_months(one.dataType, T.IntegerType())) for one in own]
+        )
         target = FilesToWrite(self._tables.files(sink.path), folder)
-        found = collect_reports(checked, StageFiles(target, int(request.batch)))
-        return found, lambda adds: {
-            "form": "ROWS",
-            "folder": f"{sink.path.rstrip('/')}/{folder}",
-            "files": {add["path"].rpartition("/")[2]: add["size"] for add in adds},
-            "schema": stored.jsonValue(),
-            "rules": rules,
-            "table_partitions": list(partition_by),
-            "bytes": sum(add["size"] for add in adds),
-        }
+
+        def make_form(adds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+            return {
+                "form": "ROWS",
+                "folder": f"{sink.path.rstrip('/')}/{folder}",
+                "files": {add["path"].rpartition("/")[2]: add["size"] for add in adds},
+                "schema": stored.jsonValue(),
+                "rules": rules,
+                "table_partitions": list(partition_by),
+                "bytes": sum(add["size"] for add in adds),
+            }
+
+        finish, batch = partial(self._finish, fields, make_form), int(request.batch)
+        is_plain = not (any(rules.values()) or partition_by or any(has_intervals(f.dataType) for f in fields))
+        if isinstance(sink.mode, Upsert) and sink.mode.delete_when is None and is_plain:
+            mode = sink.mode
+            upsert = UpsertRows(context.uid, sink.path, fields, mode.keys, mode.row_kind, tuple(stored.names))
+            return StagePlan(FilesWork(target, batch, upsert), finish)
+        select = partial(_select_for_rows, sink.mode, fields, stored, rules, partition_by)
+        return StagePlan(FilesWork(target, batch), finish, select)
+
+    @contextmanager
+    def _translating_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FROM_THE_JVM as error:
+            if BAD_RECORD_MARKER in str(error):
+                raise_translated(classify(error), error)
+            known = translate_error(error)
+            if isinstance(known, DeltaTableError):
+                raise self._to_user_error(known) from error
+            raise_translated(known, error)
+        except DeltaTableError as error:
+            raise self._to_user_error(error) from error
 
     def _to_user_error(self, error: DeltaTableError) -> FlinkishError:
         uid, path = self._context.uid, self._sink.path
@@ -223,6 +237,57 @@ def why_staged_as_rows(
     stored = list_stored_fields(sink.mode, stream)
     why = why_by_spark(table, sink.mode, fit(table, stored, sink.schema_evolution).changes)
     return why or (why_not_merged(table, stored) if isinstance(sink.mode, Upsert) else "")
+
+
+def _takes_as_it_is(table: TableInfo, fields: T.StructType) -> bool:
+    """Return whether a table takes records without a cast, a check, another name or an order."""
+    stream = {str(one["name"]): one["type"] for one in fields.jsonValue()["fields"]}
+    stored = {str(one["name"]): one["type"] for one in table.fields if str(one["name"]) in stream}
+    return (
+        table.mapping == "none"
+        and not table.partition_by
+        and not any(table.rules().values())
+        and stream.keys() == stored.keys()
+        and all(nullable_within(kind) == nullable_within(stored[name]) for name, kind in stream.items())
+        and not any(has_intervals(one.dataType) for one in fields)
+    )
+
+
+def _select_for_files(fields: T.StructType, table: TableInfo, given: DataFrame) -> DataFrame:
+    rows, names = _add_missing_columns(given, fields, table)
+    checks = [*partition_conditions(rows, table.partition_by), *rule_conditions(rows, table.rules())]
+    columns = [*map(F.col, C.SINK_CONTROL)]
+    for column, name in zip(align_columns(rows, names, table), names, strict=True):
+        one = next(f for f in table.fields if str(f["name"]).lower() == name.lower())
+        if table.mapping != "none" and isinstance(one["type"], dict):
+            # A cast maps fields by position.
+            column = column.cast(type_of(rename_fields(one["type"])))
+        columns.append(column.alias(physical_name(one)))
+    checked = _check_rows(rows, fields.names, checks).select(*columns)
+    together = _list_sort_columns(table, checked.columns)
+    return checked.sortWithinPartitions(*together) if together else checked
+
+
+def _select_for_rows(
+    mode: WriteMode,
+    fields: T.StructType,
+    stored: T.StructType,
+    rules: Mapping[str, Any],
+    partition_by: Sequence[str],
+    rows: DataFrame,
+) -> DataFrame:
+    deletes = _deletes(mode)
+    # Also for a record that deletes: with such a value it would not find its row.
+    checks = [*key_conditions(mode), *partition_conditions(rows, partition_by)]
+    plain = rows.select(*map(F.col, map(quote_name, fields.names)))
+    checks += [(text, deletes | is_kept) for text, is_kept in rule_conditions(plain, rules)]
+    columns = []
+    for one in stored:
+        column = F.col(quote_name(one.name))
+        is_same = one.dataType == fields[one.name].dataType
+        columns.append(column if is_same else column.cast(one.dataType).alias(one.name))
+    checked = _check_rows(rows, fields.names, checks)
+    return checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
 
 
 def _deletes(mode: WriteMode) -> Column:

@@ -12,16 +12,23 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark import __version__ as spark_version
+from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.files import TableFiles
-from flinkish_spark.connectors.row_count import RowCount, begin_staging
+from flinkish_spark.connectors.task_staging import TaskStage
+from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.clock import wall_ms
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
+from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport.columns import SINK_CONTROL
 from flinkish_spark.types.arrow_types import nullable_within
+from flinkish_spark.types.exact_text import JsonWriter
 
 #: Control columns of staged rows: micro-batch, position in it, and whether the record deletes its key.
 BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
@@ -49,39 +56,80 @@ class FilesToWrite:
         out = _Files(self, task)
         for batch in batches:
             out.add(batch)
-        adds = out.close()
-        if adds:
-            self.files.sync_names(self.folder)
-        return adds
+        return out.finish()
 
 
 @dataclass(frozen=True)
-class StageFiles:
-    """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
+class UpsertRows:
+    """Makes the rows that an upsert's commit reads, and refuses records that it could not write."""
+
+    uid: str
+    path: str
+    fields: T.StructType
+    keys: tuple[str, ...]
+    row_kind: str | None
+    stored: tuple[str, ...]
+
+    def make(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        for key in self.keys:
+            # Also of a record that deletes: with such a value it would not find its row.
+            self._require(records, records.column(key).is_valid(), f"The key {key} IS NOT NULL")
+        deletes = pa.array(np.zeros(records.num_rows, np.bool_))
+        if self.row_kind is not None:
+            kinds = [kind.value for kind in RowKind]
+            said = records.column(self.row_kind).cast(pa.string())
+            what = f"The row kind {self.row_kind} IN {', '.join(kinds)}"
+            self._require(records, pc.is_in(said, pa.array(kinds)), what)
+            deletes = pc.is_in(said, pa.array(RETRACTIONS))
+        return records.select(list(self.stored)).append_column(DELETED, deletes)
+
+    def _require(self, records: pa.RecordBatch, is_kept: pa.Array, what: str) -> None:
+        if is_kept.true_count == len(is_kept):
+            return
+        row = records.slice(is_kept.index(False).as_py(), 1)
+        columns = [row.column(name) for name in self.fields.names]
+        (shown,) = JsonWriter(self.fields).write(columns, 1).to_pylist()
+        text = (
+            f"{BAD_RECORD_MARKER} the sink '{self.uid}' refuses it for the Delta table {self.path}. "
+            f"{what} is violated by the record {shown[:1_000]}"
+        )
+        raise BadRecordError(
+            " ".join(text.split()), what_to_do="correct or filter such records before the sink"
+        )
+
+
+@dataclass(frozen=True)
+class FilesWork:
+    """Writes the records of a task into files, which its report names."""
 
     target: FilesToWrite
     #: The micro-batch, if rows are staged; None for data files.
     batch: int | None = None
+    upsert: UpsertRows | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = begin_staging()
-        ack = RowCount(task.partitionId())
-        adds = self.target.write(self._rows(batches, ack, task.partitionId()), task.partitionId())
-        yield pa.record_batch([pa.array([json.dumps({**ack.finish().to_json(), "adds": adds})])], ["report"])
+    def begin(self, task: TaskContext, sinks: int) -> TaskStage:
+        return _FilesStage(self, task.partitionId())
 
-    def _rows(self, batches: Iterator[pa.RecordBatch], ack: RowCount, task: int) -> Iterator[pa.RecordBatch]:
-        place = task << 33
-        for batch in batches:
-            records = ack.admit(batch)
-            if not records.num_rows:
-                continue
-            rows = records.select([name for name in records.schema.names if name not in SINK_CONTROL])
-            if self.batch is not None:
-                places = range(place, place + rows.num_rows)
-                rows = rows.append_column(BATCH, pa.array([self.batch] * rows.num_rows, pa.int64()))
-                rows = rows.append_column(ORDER, pa.array(places, pa.int64()))
-            place += rows.num_rows
-            yield rows
+
+class _FilesStage(TaskStage):
+    def __init__(self, work: FilesWork, task: int) -> None:
+        self._work, self._place = work, task << 33
+        self._files = _Files(work.target, task)
+
+    def write(self, records: pa.RecordBatch) -> None:
+        rows, work = records, self._work
+        rows = rows.select([name for name in rows.schema.names if name not in SINK_CONTROL])
+        if work.upsert is not None:
+            rows = work.upsert.make(rows)
+        if work.batch is not None:
+            places = range(self._place, self._place + rows.num_rows)
+            rows = rows.append_column(BATCH, pa.array([work.batch] * rows.num_rows, pa.int64()))
+            rows = rows.append_column(ORDER, pa.array(places, pa.int64()))
+        self._place += rows.num_rows
+        self._files.add(rows)
+
+    def finish(self, ack: TaskAck) -> Mapping[str, Any]:
+        return {**ack.to_json(), "adds": self._files.finish()}
 
 
 class _Files:
@@ -110,10 +158,16 @@ class _Files:
                 if self._file.is_full or (most and self._file.rows >= most):
                     self.close()
 
-    def close(self) -> list[dict[str, Any]]:
+    def close(self) -> None:
         if self._file is not None:
             self._adds.append(self._file.close())
         self._file = None
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Make the files and their names durable; return the `add` of each."""
+        self.close()
+        if self._adds:
+            self._target.files.sync_names(self._target.folder)
         return self._adds
 
 

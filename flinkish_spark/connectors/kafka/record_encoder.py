@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -247,55 +248,42 @@ def _null_where(condition: pa.Array, column: pa.Array) -> pa.Array:
 
 
 @dataclass(frozen=True)
-class EncodeRows:
-    """Function for mapInArrow: encodes records, and passes control columns through."""
+class EncodeRecords:
+    """Encodes records over their columns. For mapInArrow it passes control columns through."""
 
-    #: One per sink; the column `C.SINK` of a row is an index into it. The mapping has the input column of
-    #: each name that an encoder reads.
-    encoders: tuple[tuple[RecordEncoder, Mapping[str, str]], ...]
+    encoder: RecordEncoder
+    #: The columns that the encoder reads.
+    names: tuple[str, ...]
 
     def columns(self) -> T.StructType:
-        """Return the output columns; with several sinks each batch belongs to one of them."""
-        parts = {one.name: one for encoder, _ in self.encoders for one in encoder.schema()}
-        own = [T.StructField(C.SINK, T.IntegerType())] if len(self.encoders) > 1 else []
-        return T.StructType([*CONTROL, *own, *parts.values()])
+        return T.StructType([*CONTROL, *self.encoder.schema()])
+
+    @cached_property
+    def _given(self) -> pa.Schema:
+        return arrow_schema(self.encoder.find_input_types(self.names))
+
+    @cached_property
+    def _made(self) -> pa.Schema:
+        return arrow_schema(self.encoder.schema())
+
+    def encode(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        # Cast to the types that encoders know: a session may use large strings.
+        parts = self.encoder.encode(as_schema(records.select(list(self.names)), self._given))
+        control = records.select(list(C.SINK_CONTROL))
+        return _append_columns(control, [parts[one.name] for one in self._made], self._made)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schemas = [arrow_schema(encoder.schema()) for encoder, _ in self.encoders]
-        given = [arrow_schema(encoder.find_input_types(columns)) for encoder, columns in self.encoders]
-        control = [one.name for one in self.columns() if one.name in (*C.SINK_CONTROL, C.SINK)]
+        """Yield encoded records, then control rows with null parts."""
         for batch in batches:
             is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))
-            for place, (encoder, columns) in enumerate(self.encoders):
-                own, mine = batch, is_record
-                if len(schemas) > 1:
-                    is_own = pc.equal(batch.column(C.SINK), place)
-                    own, mine = batch.filter(is_own), is_record.filter(is_own)
-                    if not own.num_rows:
-                        # A batch of another sink may lack the columns.
-                        continue
-                own_columns = [own.column(name) for name in columns.values()]
-                # Cast to the types that encoders know: a session may use large strings.
-                read = as_schema(pa.RecordBatch.from_arrays(own_columns, [*columns]), given[place])
-                yield from _encode(own.select(control), read, mine, encoder, schemas[place])
-
-
-def _encode(
-    control: pa.RecordBatch,
-    rows: pa.RecordBatch,
-    is_record: pa.Array,
-    encoder: RecordEncoder,
-    schema: pa.Schema,
-) -> Iterator[pa.RecordBatch]:
-    """Yield encoded records with their control columns, then control rows with null parts."""
-    has_others = is_record.true_count < rows.num_rows
-    own, records = (one.filter(is_record) if has_others else one for one in (control, rows))
-    if records.num_rows:
-        parts = encoder.encode(records)
-        yield _append_columns(own, [parts[one.name] for one in schema], schema)
-    if has_others:
-        others = control.filter(pc.invert(is_record))
-        yield _append_columns(others, [pa.nulls(others.num_rows, one.type) for one in schema], schema)
+            has_others = is_record.true_count < batch.num_rows
+            records = batch.filter(is_record) if has_others else batch
+            if records.num_rows:
+                yield self.encode(records)
+            if has_others:
+                others = batch.filter(pc.invert(is_record)).select(list(C.SINK_CONTROL))
+                nulls = [pa.nulls(others.num_rows, one.type) for one in self._made]
+                yield _append_columns(others, nulls, self._made)
 
 
 def _append_columns(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
-from flinkish_spark.bridge.plans import Selection
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords, BarrierWriter
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
-from flinkish_spark.connectors.kafka.client.producer import StagedTransaction, abandon_all
+from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.settings import (
     DEFAULT_MAX_REQUEST_BYTES,
     DeliveryGuarantee,
@@ -39,27 +36,27 @@ from flinkish_spark.connectors.kafka.record_encoder import (
     TIMESTAMP,
     TOPIC,
     VALUE,
-    EncodeRows,
+    EncodeRecords,
     RecordEncoder,
 )
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
-from flinkish_spark.contracts.sink import Committer, JoiningWriter, SinkContext, StageRequest, StageResult
-from flinkish_spark.core.arrow_pass import ArrowPass, is_made_by_workers, map_in_pass
+from flinkish_spark.connectors.row_count import collect_reports
+from flinkish_spark.connectors.task_staging import JoiningWriter, StageInTasks, StagePlan, TaskStage
+from flinkish_spark.contracts.sink import Committer, SinkContext, StageRequest, StageResult
+from flinkish_spark.core.arrow_pass import map_in_pass
 from flinkish_spark.core.errors import BrokerUnavailableError, CorruptObjectError
 from flinkish_spark.core.formats import BadRecordPolicy, DeadLetter
 from flinkish_spark.protocol.codec import read, whole
 from flinkish_spark.protocol.ids import CheckpointId, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.protocol.timeline import Mark
-from flinkish_spark.transport import columns as C
 from flinkish_spark.types.record_time import TimeLimits
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TaskSink:
+class KafkaWork:
     """Everything that a task needs to write the records of one sink."""
 
     #: Settings of the transaction; to the transactional id the task appends its number and attempt.
@@ -68,19 +65,29 @@ class TaskSink:
     headers: tuple[tuple[str, bytes], ...]
     #: Columns of the encoded records.
     columns: tuple[str, ...]
+    #: Encodes the rows; None if they are encoded.
+    encode: EncodeRecords | None = None
 
-    def transaction(self, task: TaskContext, transactions_of_task: int) -> StagedTransaction:
+    def begin(self, task: TaskContext, sinks: int) -> TaskStage:
         partition = task.partitionId()
-        settings = replace(self.settings, transactions_of_task=transactions_of_task)
+        settings = replace(self.settings, transactions_of_task=sinks)
         if settings.shared is not None:
             shared = replace(settings.shared, ticket=make_ticket_name(settings.shared.ticket, partition))
             settings = replace(settings, shared=shared)
         elif settings.transactional_id is not None:
             settings = replace(settings, attempt=TaskAttempt(partition, task.attemptNumber()))
-        return StagedTransaction(settings, common_headers=self.headers)
+        return _KafkaStage(self, StagedTransaction(settings, common_headers=self.headers))
 
-    def write(self, transaction: StagedTransaction, records: pa.RecordBatch) -> None:
-        columns = {name: records.column(name) for name in self.columns}
+
+class _KafkaStage(TaskStage):
+    def __init__(self, work: KafkaWork, transaction: StagedTransaction) -> None:
+        self._work, self._transaction = work, transaction
+
+    def write(self, records: pa.RecordBatch) -> None:
+        transaction, encode = self._transaction, self._work.encode
+        if encode is not None:
+            records = encode.encode(records)
+        columns = {name: records.column(name) for name in self._work.columns}
         times = columns.get(TIMESTAMP)
         if times is not None:
             times = (times.fill_null(transaction.now_ms()) if times.null_count else times).to_numpy()
@@ -94,45 +101,19 @@ class TaskSink:
             misfits=columns.get(MISFIT),
         )
 
-    def report(self, ack: RowCount, transaction: StagedTransaction) -> dict[str, Any]:
-        """Flush the transaction and return the task's report about it."""
-        prepared = transaction.prepare()
-        counts = transaction.counts
-        done = replace(ack.finish(), dropped=counts.dropped, dead_lettered=counts.dead_lettered)
+    def finish(self, ack: TaskAck) -> Mapping[str, Any]:
+        transaction = self._transaction
+        prepared, counts = transaction.prepare(), transaction.counts
+        done = replace(ack, dropped=counts.dropped, dead_lettered=counts.dead_lettered)
         report = {**done.to_json(), "committable": None if prepared is None else prepared.to_json()}
-        if self.settings.shared is not None:
+        if self._work.settings.shared is not None:
             written, ticket = transaction.count_acknowledged(), transaction.ticket
             report["written"] = [[topic, partition, count] for (topic, partition), count in written.items()]
             report["ticket"] = None if ticket is None else [ticket.producer_id, ticket.producer_epoch]
         return report
 
-
-@dataclass(frozen=True)
-class StageRows:
-    """Function for mapInArrow: stages the rows of one task and yields one report per sink, as JSON."""
-
-    #: With several sinks, a row's column `C.SINK` is an index into these.
-    sinks: tuple[TaskSink, ...]
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = begin_staging()
-        transactions: list[StagedTransaction] = []
-        try:
-            for sink in self.sinks:
-                transactions.append(sink.transaction(task, len(self.sinks)))
-            counts = [RowCount(task.partitionId()) for _ in self.sinks]
-            own = list(zip(self.sinks, counts, transactions, strict=True))
-            for batch in batches:
-                for place, (sink, ack, transaction) in enumerate(own):
-                    rows = batch if len(own) == 1 else batch.filter(pc.equal(batch.column(C.SINK), place))
-                    records = ack.admit(rows)
-                    if records.num_rows:
-                        sink.write(transaction, records)
-            found = [json.dumps(sink.report(ack, transaction)) for sink, ack, transaction in own]
-        except BaseException:
-            abandon_all(transactions)
-            raise
-        yield pa.record_batch([pa.array(found)], names=["report"])
+    def abandon(self, within_ms: int) -> None:
+        self._transaction.abandon(within_ms)
 
 
 #: Task number in the transactional id of barrier records; no Spark partition has a number this high.
@@ -207,8 +188,7 @@ class KafkaWriter(JoiningWriter):
         self._times = TimeLimits.merge(known[name].times for name in sink.data_topics if name in known)
         self._encoder = RecordEncoder.of(sink, context.schema)
         self._columns = self._encoder.spark_columns()
-        named = [column.alias(name) for name, column in self._columns.items()]
-        self._given = Selection([*map(F.col, C.SINK_CONTROL), *named])
+        self._encode = EncodeRecords(self._encoder, tuple(self._columns))
         self._barriers: BarrierWriter | None = None
         if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
             self._barriers = BarrierWriter(
@@ -219,27 +199,15 @@ class KafkaWriter(JoiningWriter):
     def columns(self) -> Mapping[str, Column]:
         return self._columns
 
-    def stage(self, request: StageRequest) -> StageResult:
-        (found,) = _write(self._encode(request), [self._make_transaction_sink(request)])
-        return self._to_result(found, request)
+    @property
+    def reads_fields_alone(self) -> bool:
+        return self._encoder.reads_fields_alone
 
-    @classmethod
-    def stage_all(cls, staging: Sequence[tuple[Self, StageRequest]]) -> Sequence[StageResult]:
-        encode = EncodeRows(tuple((writer._encoder, request.columns) for writer, request in staging))
-        rows = map_in_pass(staging[0][1].source, encode, encode.columns())
-        found = _write(rows, [writer._make_transaction_sink(request) for writer, request in staging])
-        return [
-            writer._to_result(own, request) for own, (writer, request) in zip(found, staging, strict=True)
-        ]
+    def plan(self, request: StageRequest) -> StagePlan:
+        work = replace(self._make_transaction_work(request), encode=self._encode)
+        return StagePlan(work, partial(self._to_result, request))
 
-    def _encode(self, request: StageRequest) -> ArrowPass:
-        encode = EncodeRows(((self._encoder, {name: name for name in self._columns}),))
-        rows = request.source
-        if not (self._encoder.reads_fields_alone and is_made_by_workers(rows)):
-            rows = self._given.of(request.rows)
-        return map_in_pass(rows, encode, encode.columns())
-
-    def _to_result(self, found: Sequence[Mapping[str, Any]], request: StageRequest) -> StageResult:
+    def _to_result(self, request: StageRequest, found: Sequence[Mapping[str, Any]]) -> StageResult:
         staged = [
             KafkaSinkCommittable(KafkaCommittable.from_json(r["committable"]))
             for r in found
@@ -265,24 +233,24 @@ class KafkaWriter(JoiningWriter):
         producer: SharedProducer,
     ) -> Sequence[Mapping[str, Any]]:
         """Let all tasks write into one shared transaction; return each task's report."""
-        told = self._make_task_sink(request, transactional_id, partitions)
-        columns = tuple(dict.fromkeys((*told.columns, PARTITION)))
-        told = replace(told, settings=replace(told.settings, shared=producer), columns=columns)
-        (found,) = _write(assign(self._encode(request).frame), [told])
-        return found
+        work = self._make_work(request, transactional_id, partitions)
+        columns = tuple(dict.fromkeys((*work.columns, PARTITION)))
+        work = replace(work, settings=replace(work.settings, shared=producer), columns=columns)
+        encoded = map_in_pass(self.select_rows(request), self._encode, self._encode.columns())
+        return collect_reports(assign(encoded.frame), StageInTasks((work,)))
 
-    def _make_transaction_sink(self, request: StageRequest) -> TaskSink:
+    def _make_transaction_work(self, request: StageRequest) -> KafkaWork:
         prefix = TransactionalId.prefix(self._context.job, self._context.owner_epoch, request.block)
         if not self._sink.partition:
-            return self._make_task_sink(request, prefix, None)
+            return self._make_work(request, prefix, None)
         # Ask now: a record may name a partition that was just added.
         with KafkaAdmin(self._sink.connection) as admin:
             partitions = admin.partition_counts(self._sink.data_topics)
-        return self._make_task_sink(request, prefix, partitions)
+        return self._make_work(request, prefix, partitions)
 
-    def _make_task_sink(
+    def _make_work(
         self, request: StageRequest, transactional_id: str, partitions: Mapping[str, int] | None
-    ) -> TaskSink:
+    ) -> KafkaWork:
         sink = self._sink
         is_exact = sink.delivery is DeliveryGuarantee.EXACTLY_ONCE
         oversize, letters = _to_refusal_policy(sink.oversize_policy)
@@ -307,7 +275,7 @@ class KafkaWriter(JoiningWriter):
             producer=ProducerSettings.of(sink.producer, sink.delivery),
         )
         headers = tuple((name, text.encode()) for name, text in self._headers(request).items())
-        return TaskSink(settings, headers, tuple(self._encoder.schema().names))
+        return KafkaWork(settings, headers, tuple(self._encoder.schema().names))
 
     def _headers(self, request: StageRequest) -> dict[str, str]:
         batch = {BATCH_HEADER: f"{request.lineage}/{request.batch}"}
@@ -324,12 +292,6 @@ class KafkaWriter(JoiningWriter):
 
 def make_ticket_name(prefix: str, task: int) -> str:
     return f"{prefix}-{task}-0"
-
-
-def _write(rows: DataFrame | ArrowPass, sinks: Sequence[TaskSink]) -> Sequence[Sequence[Mapping[str, Any]]]:
-    """Run the staging tasks; return for each sink the reports of its tasks."""
-    found = collect_reports(rows, StageRows(tuple(sinks)))
-    return [found[place :: len(sinks)] for place in range(len(sinks))]
 
 
 def _to_refusal_policy(policy: BadRecordPolicy) -> tuple[OnRefusal, str | None]:

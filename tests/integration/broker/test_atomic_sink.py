@@ -91,7 +91,6 @@ class Rig:
             BatchId(next(self.blocks)),
             next(self.blocks),
             FIVE,
-            lambda: len(values),
             lambda: inputs,
         )
         return self.writer.stage(request)

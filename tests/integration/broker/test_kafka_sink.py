@@ -76,9 +76,7 @@ class Rig:
     def stage(self, sink: KafkaSink, *rows: Mapping[str, Any], frame: Any = None) -> StageResult:
         writer = sink.create_writer(self.spark, self.context())
         rows_in = self.frame(*rows) if frame is None else frame
-        request = StageRequest(
-            rows_in, Lineage(2), BatchId(7), next(self.blocks), CheckpointId(31), lambda: len(rows)
-        )
+        request = StageRequest(rows_in, Lineage(2), BatchId(7), next(self.blocks), CheckpointId(31))
         return writer.stage(request)
 
     def commit(self, result: StageResult, sink: KafkaSink) -> None:
@@ -326,7 +324,7 @@ def test_a_dead_letter_has_the_headers_and_the_time_of_its_record(rig: Rig, topi
     sink.preflight(rig.spark, rig.context(schema))
     writer = sink.create_writer(rig.spark, rig.context(schema))
     request = StageRequest(
-        rows.withColumn("h", F.expr(column)), Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int
+        rows.withColumn("h", F.expr(column)), Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31)
     )
     rig.commit(writer.stage(request), sink)
     ours = ("flinkish-batch", b"2/7")
@@ -383,7 +381,7 @@ def test_a_header_without_a_name_and_a_change_without_a_key_meet_the_policy(rig:
         {"k": "gone", "n": 4, "t": "-D"},
     ).withColumn("h", F.expr(f"CAST(IF(k = 'nameless', {nameless}, NULL) AS {kind})"))
     sink.preflight(rig.spark, rig.context(schema))
-    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int)
+    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31))
     result = sink.create_writer(rig.spark, rig.context(schema)).stage(request)
     assert [(task.rows, task.dead_lettered) for task in result.tasks] == [(4, 2)]
     rig.commit(result, sink)
@@ -453,7 +451,7 @@ def test_a_record_without_a_key_in_a_compacted_topic_is_a_bad_record_wherever_it
         compacting = {"cleanup.policy": "compact"}
         admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, since, compacting)])
     rows = rig.frame({"k": "a"}, {"k": None}, {"k": "b"})
-    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31), int)
+    request = StageRequest(rows, Lineage(2), BatchId(7), next(rig.blocks), CheckpointId(31))
     with pytest.raises(Exception, match="without key") as failure:
         writer.stage(request)
     assert type(classify(failure.value)) is BadRecordError

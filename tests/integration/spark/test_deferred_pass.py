@@ -55,13 +55,16 @@ DEFERRED: dict[str, Callable[[Any], Any]] = {
         lambda one: one.a > 0
     ),
     "behind an operator": counts,
+    "a transform behind an operator": lambda stream: counts(stream).transform(
+        lambda df: df.where("n > 1").select("n", F.col("n").alias("m"), F.lit("x").alias("x"))
+    ),
     "functions behind an operator": lambda stream: (
         counts(stream).map(lambda one: (one.n, [one.a]), output="n LONG, a ARRAY<LONG>").filter(bool)
     ),
 }
 NOT_DEFERRED: dict[str, Callable[[Any], Any]] = {
     "a transform that computes": lambda stream: stream.transform(in_spark),
-    "a transform behind an operator": lambda stream: counts(stream).transform(lambda df: df.select("n")),
+    "a transform behind an operator that computes": lambda stream: counts(stream).transform(in_spark),
     "a transform among functions behind an operator": lambda stream: (
         counts(stream).filter(bool).transform(lambda df: df.select("n")).filter(bool)
     ),

@@ -87,7 +87,7 @@ def with_control(frame):
 
 
 def request(rows, block=1):
-    return StageRequest(rows, Lineage(0), BatchId(3), block, CheckpointId(1), lambda: 0)
+    return StageRequest(rows, Lineage(0), BatchId(3), block, CheckpointId(1))
 
 
 def context_of(schema, folder: Path):

@@ -90,6 +90,9 @@ IN_THE_PASS: dict[str, Callable[[DataFrame], DataFrame]] = {
     "remainders": lambda df: df.select(
         (F.col("b.a") % 2).alias("v"), (F.col("n") % -7).alias("w"), (F.col("b.a") % (2**40)).alias("x")
     ),
+    "times since 1970": lambda df: df.select(
+        F.unix_micros("at").alias("v"), F.unix_millis("at").alias("w"), F.unix_seconds("at").alias("x")
+    ),
     "days": lambda df: df.select(
         F.date_format("at", "yyyy-MM-dd").alias("v"),
         F.date_format("at", "dd/MM. yyyy").alias("w"),

@@ -54,7 +54,7 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     KafkaCommittable,
     abort_own,
 )
-from flinkish_spark.core.clock import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, SystemClock
+from flinkish_spark.core.clock import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.core.errors import (
     AuthorizationError,
     BrokerUnavailableError,
@@ -575,11 +575,3 @@ class StagedTransaction:
         except BaseException:
             self._phase = _Phase.FAILED
             raise
-
-
-def abandon_all(transactions: Iterable[StagedTransaction]) -> None:
-    """Abandon a task's transactions one after the other, all within the time limit of one."""
-    clock = SystemClock()
-    end_ms = clock.monotonic_ms() + ABORT_BOUND_MS
-    for transaction in transactions:
-        transaction.abandon(max(0, end_ms - clock.monotonic_ms()))

@@ -38,7 +38,8 @@ from flinkish_spark.connectors.kafka.client.settings import DEFAULT_MAX_REQUEST_
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
 from flinkish_spark.connectors.kafka.format.options import SinkOptions
 from flinkish_spark.connectors.kafka.record_encoder import KEY, TOPIC
-from flinkish_spark.connectors.kafka.writer import KafkaCommitter, StageRows, TaskSink
+from flinkish_spark.connectors.kafka.writer import KafkaCommitter, KafkaWork
+from flinkish_spark.connectors.task_staging import StageInTasks
 from flinkish_spark.contracts.sink import Committer, SinkContext, StageResult
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.config import CheckpointConfig
@@ -132,7 +133,7 @@ class KafkaStreamWriter(DataSourceStreamArrowWriter):
             producer=options.producer,
         )
         names = tuple(dict.fromkeys((*options.columns, KEY, TOPIC)))
-        stage = StageRows((TaskSink(settings, (), names),))
+        stage = StageInTasks((KafkaWork(settings, (), names),))
         (found,) = stage(self._add_control_columns(batch) for batch in iterator if batch.num_rows)
         return StagedMessage(lease, json.loads(found.column("report")[0].as_py()))
 

@@ -288,7 +288,6 @@ def test_the_mark_of_a_barrier_that_was_given_up_is_left_by_no_later_owner(
             BatchId(batch),
             batch,
             staging.checkpoint_of(BatchId(batch)),
-            int,
             lambda: [GroupOffsets(connection.servers, "readers", {("in", 0): 9})],
         )
         writer._stage(shared, unused, request)  # type: ignore[arg-type]

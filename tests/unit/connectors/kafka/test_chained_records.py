@@ -319,7 +319,7 @@ def test_the_checkpoint_of_a_micro_batch_is_what_its_tasks_saw() -> None:
         TaskAck(0, 5, 1, (Barrier(CheckpointId(7), encode_announced_channel(0, 2)),)),
         TaskAck(1, 0, 0, (Barrier(CheckpointId(7), encode_announced_channel(1, 2)),)),
     ]
-    request = StageRequest(None, Lineage(0), BatchId(3), 1, CheckpointId(9), int)  # type: ignore[arg-type]
+    request = StageRequest(None, Lineage(0), BatchId(3), 1, CheckpointId(9))  # type: ignore[arg-type]
     assert request.find_checkpoint(tasks) == CheckpointId(7)
     assert request.find_checkpoint([TaskAck(0, 5, 1)]) is None
     alone = replace(request, is_whole_checkpoint=True)

@@ -38,12 +38,11 @@ from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.faults import Reaction, find_reaction
 from flinkish_spark.connectors.kafka.client.produce import BatchAnswer, ProduceClient, TopicLayout
 from flinkish_spark.connectors.kafka.client.producer import (
-    ABORT_BOUND_MS,
     StagedCounts,
     StagedTransaction,
-    abandon_all,
 )
 from flinkish_spark.connectors.kafka.client.settings import OnRefusal, ProducerSettings, StagingSettings
+from flinkish_spark.connectors.task_staging import ABANDON_MS, abandon_all
 from flinkish_spark.core.errors import (
     BAD_RECORD_MARKER,
     AuthorizationError,
@@ -522,8 +521,8 @@ def test_all_that_a_failed_task_has_begun_is_abandoned_in_the_time_of_one() -> N
         given.append(within_ms)
         threading.Event().wait(within_ms / 1_000 / 4)
 
-    abandon_all([SimpleNamespace(abandon=abandon) for _ in range(3)])  # type: ignore[misc]
-    assert given[0] <= ABORT_BOUND_MS and given[1] < 0.8 * given[0] and given[2] < 0.8 * given[1]
+    abandon_all([SimpleNamespace(abandon=abandon) for _ in range(3)])  # type: ignore[list-item]
+    assert given[0] <= ABANDON_MS and given[1] < 0.8 * given[0] and given[2] < 0.8 * given[1]
 
 
 def test_a_batch_that_a_topic_does_not_take_is_cut() -> None:

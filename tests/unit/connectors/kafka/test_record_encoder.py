@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flinkish_spark import Json, KafkaSink, String
-from flinkish_spark.connectors.kafka.record_encoder import EncodeRows, RecordEncoder
+from flinkish_spark.connectors.kafka.record_encoder import EncodeRecords, RecordEncoder
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import parse_ddl
 
@@ -41,7 +41,7 @@ def rows(strings: pa.DataType, binaries: pa.DataType, lists: Any) -> pa.RecordBa
 def test_records_are_the_same_for_all_arrow_types_of_a_session(batch: pa.RecordBatch) -> None:
     sink = KafkaSink("b:9092", "out", key=String("id"), value=Json(), row_kind="kind", headers={"h": "raw"})
     encoder = RecordEncoder.of(sink, FIELDS)
-    encode = EncodeRows(((encoder, {name: name for name in FIELDS.names}),))
+    encode = EncodeRecords(encoder, tuple(FIELDS.names))
     records, control = encode(iter([batch]))
     made = [{k: v for k, v in one.items() if not k.startswith("_fs")} for one in records.to_pylist()]
     assert made[0] == {
