@@ -16,10 +16,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.plans import Selection
+from flinkish_spark.bridge.session import FROM_THE_JVM
+from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.arrow_pass import ArrowPass, is_made_by_workers
 from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.errors import BAD_RECORD_MARKER, raise_translated
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 
@@ -105,8 +108,8 @@ class StageInTasks:
     """Function for mapInArrow: stages the rows of one task and yields one report per sink, as JSON."""
 
     works: tuple[TaskWork, ...]
-    #: By sink, the rows' column for each name that it reads; a row's column `C.SINK` is an index into these.
-    #: Empty for one sink, whose rows have these names.
+    #: By sink, the rows' column for each name that it reads; a row's column `C.SINK` is an index into these,
+    #: and without it each row is one of all sinks. Empty for one sink, whose rows have these names.
     columns: tuple[Mapping[str, str], ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -133,10 +136,12 @@ class StageInTasks:
         """Return the rows of one sink, under the names that it reads."""
         if not self.columns:
             return batch
-        own = batch.filter(pc.equal(batch.column(C.SINK), place))
-        if not own.num_rows:
-            # A batch of another sink may lack the columns.
-            return own
+        own = batch
+        if C.SINK in batch.schema.names:
+            own = batch.filter(pc.equal(batch.column(C.SINK), place))
+            if not own.num_rows:
+                # A batch of another sink may lack the columns.
+                return own
         names = dict(zip(C.SINK_CONTROL, C.SINK_CONTROL, strict=True)) | dict(self.columns[place])
         return pa.RecordBatch.from_arrays([own.column(one) for one in names.values()], names=[*names])
 
@@ -153,5 +158,11 @@ def stage_together(
     rows: DataFrame | ArrowPass, plans: Sequence[StagePlan], columns: Sequence[Mapping[str, str]] = ()
 ) -> list[StageResult]:
     """Stage the rows of sinks in one pass; return the result of each."""
-    found = collect_reports(rows, StageInTasks(tuple(plan.work for plan in plans), tuple(columns)))
+    stage = StageInTasks(tuple(plan.work for plan in plans), tuple(columns))
+    try:
+        found = collect_reports(rows, stage)
+    except FROM_THE_JVM as error:
+        if BAD_RECORD_MARKER in str(error):
+            raise_translated(classify(error), error)
+        raise
     return [plan.finish(found[place :: len(plans)]) for place, plan in enumerate(plans)]

@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS
-from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
     VIOLATION_MARKER,
@@ -50,7 +49,6 @@ from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan
 from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
 from flinkish_spark.core.changelogs import RETRACTIONS
 from flinkish_spark.core.errors import (
-    BAD_RECORD_MARKER,
     BadRecordError,
     FlinkishError,
     SchemaError,
@@ -179,8 +177,6 @@ class DeltaStaging(JoiningWriter):
         try:
             yield
         except FROM_THE_JVM as error:
-            if BAD_RECORD_MARKER in str(error):
-                raise_translated(classify(error), error)
             known = translate_error(error)
             if isinstance(known, DeltaTableError):
                 raise self._to_user_error(known) from error
