@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -17,12 +18,13 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.plans import Selection
 from flinkish_spark.bridge.session import FROM_THE_JVM
-from flinkish_spark.checkpoint.failures import classify
+from flinkish_spark.checkpoint.failures import add_place
 from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.arrow_pass import ArrowPass, is_made_by_workers
-from flinkish_spark.core.clock import SystemClock
-from flinkish_spark.core.errors import BAD_RECORD_MARKER, raise_translated
+from flinkish_spark.core.clock import SystemClock, span
+from flinkish_spark.core.errors import raise_translated
+from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 
@@ -32,6 +34,9 @@ ABANDON_MS = 3_000
 
 class TaskStage(ABC):
     """The records that one attempt of a task stages for one sink."""
+
+    #: Whether readers wait for what is staged until it is committed or aborted.
+    holds_readers = False
 
     @abstractmethod
     def write(self, records: pa.RecordBatch) -> None:
@@ -49,7 +54,7 @@ class TaskWork(Protocol):
     """The work of every task for one sink; sent to the tasks."""
 
     def begin(self, task: TaskContext, sinks: int) -> TaskStage:
-        """Begin one attempt, in which so many sinks stage."""
+        """Begin one attempt, in which so many sinks do such work."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class StagePlan:
     finish: Callable[[Sequence[Mapping[str, Any]]], StageResult]
     #: Prepares the rows by Spark; None if tasks can stage them as they are.
     select: Callable[[DataFrame], DataFrame] | None = None
+    #: Returns the error for a record that the sink refused, from that of the pass; None if it is another one.
+    translate: Callable[[Exception], Exception | None] = lambda error: None
 
 
 class JoiningWriter(SinkWriter):
@@ -117,16 +124,17 @@ class StageInTasks:
         stages: list[TaskStage] = []
         try:
             for work in self.works:
-                stages.append(work.begin(task, len(self.works)))
+                stages.append(work.begin(task, sum(type(one) is type(work) for one in self.works)))
             counts = [RowCount(task.partitionId()) for _ in stages]
             for batch in batches:
                 for place, (stage, count) in enumerate(zip(stages, counts, strict=True)):
                     records = count.admit(self._select(batch, place))
                     if records.num_rows:
                         stage.write(records)
-            found = [
-                json.dumps(stage.finish(count.finish())) for stage, count in zip(stages, counts, strict=True)
-            ]
+            found = [""] * len(stages)
+            # This order matters: if one cannot finish, no reader waits for another that nobody will commit.
+            for place in sorted(range(len(stages)), key=lambda at: stages[at].holds_readers):
+                found[place] = json.dumps(stages[place].finish(counts[place].finish()))
         except BaseException:
             abandon_all(stages)
             raise
@@ -154,6 +162,18 @@ def abandon_all(stages: Sequence[TaskStage]) -> None:
         stage.abandon(max(0, end_ms - clock.monotonic_ms()))
 
 
+@contextmanager
+def name_sinks(uids: Sequence[str], batch: BatchId) -> Iterator[None]:
+    """Add to an error which sinks were staging; show it as what the thread does."""
+    place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
+    try:
+        with span(f"micro-batch {batch} to be staged {place}"):
+            yield
+    except Exception as error:
+        add_place(error, place)
+        raise
+
+
 def stage_together(
     rows: DataFrame | ArrowPass, plans: Sequence[StagePlan], columns: Sequence[Mapping[str, str]] = ()
 ) -> list[StageResult]:
@@ -162,7 +182,8 @@ def stage_together(
     try:
         found = collect_reports(rows, stage)
     except FROM_THE_JVM as error:
-        if BAD_RECORD_MARKER in str(error):
-            raise_translated(classify(error), error)
+        for plan in plans:
+            if (refusal := plan.translate(error)) is not None:
+                raise_translated(refusal, error)
         raise
     return [plan.finish(found[place :: len(plans)]) for place, plan in enumerate(plans)]

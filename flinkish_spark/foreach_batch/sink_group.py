@@ -26,7 +26,7 @@ from flinkish_spark.checkpoint.micro_batch_commits import (
 )
 from flinkish_spark.checkpoint.ownership import Ownership, new_token
 from flinkish_spark.connectors.delta.sink import require_tables_apart
-from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, stage_together
+from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, name_sinks, stage_together
 from flinkish_spark.contracts.sink import (
     Committer,
     Sink,
@@ -309,7 +309,9 @@ class _Driver:
             uid: StageRequest(nothing, FIRST_LINEAGE, batch, block, lease.attempt, is_whole_checkpoint=True)
             for block, uid in enumerate(writers, 1)
         }
-        joining = self._plan_joint_pass(writers, requests)
+        plans = self._plan(writers, requests)
+        able = {uid: plan for uid, plan in plans.items() if plan.select is None}
+        joining = able if len(able) > 1 else {}
         apart = {uid: writer for uid, writer in writers.items() if uid not in joining}
         is_read_again = bool(joining) + sum(writer.passes for writer in apart.values()) > 1
         # Otherwise each sink would compute the micro-batch anew, and might get other rows.
@@ -317,13 +319,20 @@ class _Driver:
         try:
             found = dict[str, StageResult]()
             if joining:
+                columns = [{name: name for name in _joining(writers[uid]).columns} for uid in joining]
+                names = [*dict.fromkeys(name for one in columns for name in one)]
                 rows = _to_sink_rows(self._select_staged(next(iter(joining)), kept))
-                columns = [{name: name for name in self._schemas[uid].names} for uid in joining]
-                staged = stage_together(rows, [*joining.values()], columns)
+                rows = rows.select(*C.SINK_CONTROL, *map(quote_name, names))
+                with name_sinks([*joining], batch):
+                    staged = stage_together(rows, [*joining.values()], columns)
                 found.update(zip(joining, staged, strict=True))
             for uid, writer in apart.items():
-                rows = _to_sink_rows(self._select_staged(uid, kept))
-                found[uid] = writer.stage(replace(requests[uid], source=rows))
+                request = replace(requests[uid], source=_to_sink_rows(self._select_staged(uid, kept)))
+                with name_sinks([uid], batch):
+                    if uid in plans:
+                        found[uid] = _joining(writer).stage_alone(request, plans[uid])
+                    else:
+                        found[uid] = writer.stage(request)
         finally:
             if is_read_again:
                 kept.unpersist()
@@ -339,17 +348,21 @@ class _Driver:
                 )
         return results
 
-    def _plan_joint_pass(
+    def _plan(
         self, writers: Mapping[str, SinkWriter], requests: Mapping[str, StageRequest]
     ) -> dict[str, StagePlan]:
-        """Return the plans of the sinks that read the micro-batch in one pass; empty for fewer than two."""
-        found = {
-            uid: writer.plan(requests[uid])
-            for uid, writer in writers.items()
-            if isinstance(writer, JoiningWriter) and writer.reads_fields_alone and uid not in self._rows
-        }
-        able = {uid: plan for uid, plan in found.items() if plan.select is None}
-        return able if len(able) > 1 else {}
+        """Return the plans of the sinks that get the whole micro-batch and may share a pass over it."""
+        plans = dict[str, StagePlan]()
+        for uid, writer in writers.items():
+            if isinstance(writer, JoiningWriter) and writer.reads_fields_alone and uid not in self._rows:
+                with name_sinks([uid], requests[uid].batch):
+                    plans[uid] = writer.plan(requests[uid])
+        return plans
+
+
+def _joining(writer: SinkWriter) -> JoiningWriter:
+    assert isinstance(writer, JoiningWriter)
+    return writer
 
 
 def _to_sink_rows(rows: DataFrame) -> DataFrame:

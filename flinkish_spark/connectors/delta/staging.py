@@ -167,10 +167,18 @@ class DeltaStaging(JoiningWriter):
         is_plain = not (any(rules.values()) or partition_by or any(has_intervals(f.dataType) for f in fields))
         if isinstance(sink.mode, Upsert) and sink.mode.delete_when is None and is_plain:
             mode = sink.mode
-            upsert = UpsertRows(context.uid, sink.path, fields, mode.keys, mode.row_kind, tuple(stored.names))
-            return StagePlan(FilesWork(target, batch, upsert), finish)
+            upsert = UpsertRows(self._marker, fields, mode.keys, mode.row_kind, tuple(stored.names))
+            return StagePlan(FilesWork(target, batch, upsert), finish, translate=self._find_refusal)
         select = partial(_select_for_rows, sink.mode, fields, stored, rules, partition_by)
         return StagePlan(FilesWork(target, batch), finish, select)
+
+    @property
+    def _marker(self) -> str:
+        return f"{VIOLATION_MARKER} sink '{self._context.uid}':"
+
+    def _find_refusal(self, error: Exception) -> FlinkishError | None:
+        _, found, text = str(error).partition(self._marker)
+        return self._to_user_error(DeltaRuleError(text.split("\n", 1)[0])) if found else None
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:
