@@ -65,7 +65,6 @@ class CheckpointId(_Counter):
     __slots__ = ()
 
     def next(self) -> CheckpointId:
-        """Return the id after this one."""
         return CheckpointId(self.value + 1)
 
 
@@ -88,6 +87,9 @@ class Lineage(_Counter):
     """How many times the job was rewound; micro-batch ids are unique only within one lineage."""
 
     __slots__ = ()
+
+    def next(self) -> Lineage:
+        return Lineage(self.value + 1)
 
 
 @dataclass(frozen=True, slots=True, order=True)
