@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ _ADOPTED = "adopted"
 _FIRST = CheckpointId(1)
 _SCHEMAS = "_stateSchema"
 #: Users' words for operators, by how Spark's names begin; a longer one comes first.
-WORDS = {
+WORDS: Mapping[str, tuple[str, ...]] = {
     "stateStoreSave": ("an aggregate (groupBy, agg)", "SELECT DISTINCT", "dropDuplicates() or distinct()"),
     "sessionWindowStateStoreSave": ("an aggregate (groupBy, agg)",),
     "dedupeWithinWatermark": ("dropDuplicatesWithinWatermark()",),
@@ -110,7 +110,8 @@ def check_adopted(job_dir: JobDir, layout: PlanLayout, partitions: int) -> None:
     roles = [scan.role for scan in layout.scans]
     natives = [one.what for one in sorted(layout.natives, key=lambda one: one.number)]
     known = [next((WORDS[one] for one in WORDS if name.startswith(one)), ()) for name in names]
-    is_same = len(natives) == len(known) and all(map(tuple.__contains__, known, natives))
+    is_same = len(natives) == len(known)
+    is_same = is_same and all(what in own for own, what in zip(known, natives, strict=True))
     wanted = [ScanRole.RECORDS] * adopted["sources"] + [ScanRole.BARRIERS]
     if roles != wanted or layout.operators or not is_same:
         raise refuse(
