@@ -66,7 +66,7 @@ def read_hdfs_backed(state: StateOnDisk, store: StoreVersion) -> StoreContent:
                 rows.pop(key, None)
             else:
                 rows[key] = value
-    puts = (_sized(_ENCODING + key) + _sized(_ENCODING + value) for key, value in rows.items())
+    puts = (_add_size(_ENCODING + key) + _add_size(_ENCODING + value) for key, value in rows.items())
     return StoreContent("", b"".join(puts))
 
 
@@ -112,7 +112,7 @@ def _make_changelog(records: bytes, has_kinds: bool, lineage: list[dict[str, obj
     return compress(b"".join([*begin, records, _END[has_kinds]]))
 
 
-def _sized(data: bytes) -> bytes:
+def _add_size(data: bytes) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
