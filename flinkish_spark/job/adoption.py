@@ -46,7 +46,7 @@ _FIRST = CheckpointId(1)
 _SCHEMAS = "_stateSchema"
 #: Users' words for operators, by how Spark's names begin; a longer one comes first.
 WORDS: Mapping[str, tuple[str, ...]] = {
-    "stateStoreSave": ("an aggregate (groupBy, agg)", "SELECT DISTINCT", "dropDuplicates() or distinct()"),
+    "stateStoreSave": ("an aggregate (groupBy, agg)", "SELECT DISTINCT"),
     "sessionWindowStateStoreSave": ("an aggregate (groupBy, agg)",),
     "dedupeWithinWatermark": ("dropDuplicatesWithinWatermark()",),
     "dedupe": ("dropDuplicates() or distinct()",),

@@ -222,6 +222,11 @@ def layout(**changes: Any) -> PlanLayout:
         (layout(natives=()), 2, "keeps state for nothing"),
         (layout(natives=(AGGREGATE, AGGREGATE)), 2, "another query"),
         (layout(natives=(NativeOperator(0, "totals", "out", "limit()"),)), 2, "for limit()"),
+        (
+            layout(natives=(NativeOperator(0, "totals", "out", "dropDuplicates() or distinct()"),)),
+            2,
+            "for drop",
+        ),
         (layout(scans=(LAYOUT.scans[0], *LAYOUT.scans)), 2, "reads 2"),
         (layout(scans=LAYOUT.scans[::-1]), 2, "another query"),
         (layout(operators=(OperatorInstance("sums", "out"),)), 2, "another query"),
