@@ -65,6 +65,7 @@ class CheckpointId(_Counter):
     __slots__ = ()
 
     def next(self) -> CheckpointId:
+        """Return the id after this one."""
         return CheckpointId(self.value + 1)
 
 
