@@ -174,6 +174,26 @@ def name_sinks(uids: Sequence[str], batch: BatchId) -> Iterator[None]:
         raise
 
 
+def plan_writers(
+    writers: Mapping[str, SinkWriter], requests: Mapping[str, StageRequest]
+) -> dict[str, StagePlan]:
+    """Return the plans of the writers that stage in tasks, by uid of the sink."""
+    plans = dict[str, StagePlan]()
+    for uid, writer in writers.items():
+        if isinstance(writer, JoiningWriter):
+            with name_sinks([uid], requests[uid].batch):
+                plans[uid] = writer.plan(requests[uid])
+    return plans
+
+
+def stage_alone(writer: SinkWriter, request: StageRequest, plan: StagePlan | None) -> StageResult:
+    """Stage the rows of one sink, by the plan of its writer if there is one."""
+    if plan is None:
+        return writer.stage(request)
+    assert isinstance(writer, JoiningWriter)
+    return writer.stage_alone(request, plan)
+
+
 def stage_together(
     rows: DataFrame | ArrowPass, plans: Sequence[StagePlan], columns: Sequence[Mapping[str, str]] = ()
 ) -> list[StageResult]:

@@ -26,7 +26,13 @@ from flinkish_spark.checkpoint.micro_batch_commits import (
 )
 from flinkish_spark.checkpoint.ownership import Ownership, new_token
 from flinkish_spark.connectors.delta.sink import require_tables_apart
-from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, name_sinks, stage_together
+from flinkish_spark.connectors.task_staging import (
+    JoiningWriter,
+    name_sinks,
+    plan_writers,
+    stage_alone,
+    stage_together,
+)
 from flinkish_spark.contracts.sink import (
     Committer,
     Sink,
@@ -309,7 +315,7 @@ class _Driver:
             uid: StageRequest(nothing, FIRST_LINEAGE, batch, block, lease.attempt, is_whole_checkpoint=True)
             for block, uid in enumerate(writers, 1)
         }
-        plans = self._plan(writers, requests)
+        plans = plan_writers(self._select_joining(writers), requests)
         able = {uid: plan for uid, plan in plans.items() if plan.select is None}
         joining = able if len(able) > 1 else {}
         apart = {uid: writer for uid, writer in writers.items() if uid not in joining}
@@ -319,7 +325,8 @@ class _Driver:
         try:
             found = dict[str, StageResult]()
             if joining:
-                columns = [{name: name for name in _joining(writers[uid]).columns} for uid in joining]
+                sharing = self._select_joining(writers)
+                columns = [{name: name for name in sharing[uid].columns} for uid in joining]
                 names = [*dict.fromkeys(name for one in columns for name in one)]
                 rows = _to_sink_rows(self._select_staged(next(iter(joining)), kept))
                 rows = rows.select(*C.SINK_CONTROL, *map(quote_name, names))
@@ -329,10 +336,7 @@ class _Driver:
             for uid, writer in apart.items():
                 request = replace(requests[uid], source=_to_sink_rows(self._select_staged(uid, kept)))
                 with name_sinks([uid], batch):
-                    if uid in plans:
-                        found[uid] = _joining(writer).stage_alone(request, plans[uid])
-                    else:
-                        found[uid] = writer.stage(request)
+                    found[uid] = stage_alone(writer, request, plans.get(uid))
         finally:
             if is_read_again:
                 kept.unpersist()
@@ -348,21 +352,13 @@ class _Driver:
                 )
         return results
 
-    def _plan(
-        self, writers: Mapping[str, SinkWriter], requests: Mapping[str, StageRequest]
-    ) -> dict[str, StagePlan]:
-        """Return the plans of the sinks that get the whole micro-batch and may share a pass over it."""
-        plans = dict[str, StagePlan]()
-        for uid, writer in writers.items():
-            if isinstance(writer, JoiningWriter) and writer.reads_fields_alone and uid not in self._rows:
-                with name_sinks([uid], requests[uid].batch):
-                    plans[uid] = writer.plan(requests[uid])
-        return plans
-
-
-def _joining(writer: SinkWriter) -> JoiningWriter:
-    assert isinstance(writer, JoiningWriter)
-    return writer
+    def _select_joining(self, writers: Mapping[str, SinkWriter]) -> dict[str, JoiningWriter]:
+        """Return the writers of sinks that get the whole micro-batch and may share a pass over it."""
+        return {
+            uid: writer
+            for uid, writer in writers.items()
+            if isinstance(writer, JoiningWriter) and writer.reads_fields_alone and uid not in self._rows
+        }
 
 
 def _to_sink_rows(rows: DataFrame) -> DataFrame:

@@ -39,7 +39,14 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.checkpoint.state_files import correct_schema_paths
-from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, name_sinks, stage_together
+from flinkish_spark.connectors.task_staging import (
+    JoiningWriter,
+    StagePlan,
+    name_sinks,
+    plan_writers,
+    stage_alone,
+    stage_together,
+)
 from flinkish_spark.contracts.calls import AsyncStatistics, CallPlace, Retention
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import (
@@ -252,12 +259,7 @@ class SinkStaging:
             for sink in sinks
         }
         writers = {uid: self._writers[uid] for uid in requests} if len(requests) > 1 else {}
-        plans = dict[str, StagePlan]()
-        for uid, writer in writers.items():
-            if isinstance(writer, JoiningWriter):
-                with name_sinks([uid], batch):
-                    plans[uid] = writer.plan(requests[uid])
-        return StagePlans(batch, requests, plans)
+        return StagePlans(batch, requests, plan_writers(writers, requests))
 
     def _passes_of(self, rows: Rows, sinks: frozenset[str], joining: frozenset[str]) -> Sequence[SinkPass]:
         found = self._passes.get((sinks, joining))
@@ -309,10 +311,7 @@ class SinkStaging:
         (sink,) = over.sinks
         uid, writer = sink.uid, self._writers[sink.uid]
         request = replace(plans.requests[uid], source=rows.select_sink(sink))
-        if isinstance(writer, JoiningWriter) and uid in plans.plans:
-            joining, plan = writer, plans.plans[uid]
-            return self._stage([uid], plans.batch, lambda: [joining.stage_alone(request, plan)])
-        return self._stage([uid], plans.batch, lambda: [writer.stage(request)])
+        return self._stage(uids, plans.batch, lambda: [stage_alone(writer, request, plans.plans.get(uid))])
 
     def _stage(
         self, uids: Sequence[str], batch: BatchId, stage: Callable[[], Sequence[StageResult]]

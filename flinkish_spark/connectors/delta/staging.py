@@ -164,7 +164,7 @@ class DeltaStaging(JoiningWriter):
             }
 
         finish, batch = partial(self._finish, fields, make_form), int(request.batch)
-        is_plain = not (any(rules.values()) or partition_by or any(has_intervals(f.dataType) for f in fields))
+        is_plain = _needs_no_check(rules, partition_by, fields)
         if isinstance(sink.mode, Upsert) and sink.mode.delete_when is None and is_plain:
             mode = sink.mode
             upsert = UpsertRows(self._marker, fields, mode.keys, mode.row_kind, tuple(stored.names))
@@ -249,12 +249,15 @@ def _takes_as_it_is(table: TableInfo, fields: T.StructType) -> bool:
     stored = {str(one["name"]): one["type"] for one in table.fields if str(one["name"]) in stream}
     return (
         table.mapping == "none"
-        and not table.partition_by
-        and not any(table.rules().values())
         and stream.keys() == stored.keys()
         and all(nullable_within(kind) == nullable_within(stored[name]) for name, kind in stream.items())
-        and not any(has_intervals(one.dataType) for one in fields)
+        and _needs_no_check(table.rules(), table.partition_by, fields)
     )
+
+
+def _needs_no_check(rules: Mapping[str, Any], partition_by: Sequence[str], fields: T.StructType) -> bool:
+    """Return whether rows need neither a check nor a cast that only Spark can do."""
+    return not (any(rules.values()) or partition_by or any(has_intervals(one.dataType) for one in fields))
 
 
 def _select_for_files(fields: T.StructType, table: TableInfo, given: DataFrame) -> DataFrame:
