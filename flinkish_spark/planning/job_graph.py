@@ -15,7 +15,6 @@ from typing import Any
 
 from pyspark.sql import Column
 
-from flinkish_spark.connectors.two_phase import TwoPhaseCommitSink
 from flinkish_spark.contracts.operators import OperatorFactory
 from flinkish_spark.contracts.source import Source, SourceNode
 from flinkish_spark.planning.factories import BroadcastFunctions, FoldingWindows
@@ -346,7 +345,7 @@ class _JobGraphBuilder:
                 name = self._graph.names.get(uid, uid)
             case SinkNode():
                 uid, kind, does = node.uid, OperatorKind.SINK, type(node.sink).__name__
-                name, is_python = uid, isinstance(node.sink, TwoPhaseCommitSink) or bool(node.sink.topics)
+                name, is_python = uid, True
             case TimedNode():
                 kind, name, does = OperatorKind.TIMESTAMPS, "Timestamps/Watermarks", ""
                 is_python = self._ends_in_python(node)

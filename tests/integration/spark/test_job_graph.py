@@ -93,6 +93,9 @@ def passes(graph: JobGraph) -> int:
             behind_state.add(one.id)
         elif fronts & behind_state:
             behind_state.add(one.id)
+        elif one.kind is OperatorKind.SINK:
+            # It takes its rows of the evaluated micro-batch.
+            continue
         elif one.runs_in is RunsIn.PYTHON and not one.has_state:
             number += sum(edge.runs for edge in one.inputs if begins(edge))
     # Where a DataFrame function is one of the branches of a stem, all of them come out of the JVM.
@@ -171,7 +174,7 @@ def test_a_job_writes_its_graph_down_and_says_what_it_cost(spark: Any, tmp_path:
     env.explain()
     shown = capsys.readouterr().out
     assert re.search(r"the newest checkpoint with rows, \d+: 3 rows, .*staged in \d+ ms", shown)
-    assert re.search(r"Sink: out: MemorySink; in the JVM\n.*checkpoint \d+: 3 rows", shown)
+    assert re.search(r"Sink: out: MemorySink; in Python\n.*checkpoint \d+: 3 rows", shown)
     assert env._repr_markdown_() == f"```mermaid\n{env.get_execution_plan(PlanForm.MERMAID)}\n```"
     assert json.loads(env.get_execution_plan()) == env.get_job_graph().execution_plan()
 

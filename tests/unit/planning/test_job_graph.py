@@ -308,7 +308,7 @@ def test_where_the_work_is_done() -> None:
         "map parsed": RunsIn.PYTHON,
         "filter is_large": RunsIn.PYTHON,
         "totals": RunsIn.PYTHON,
-        "Sink: out": RunsIn.JVM,
+        "Sink: out": RunsIn.PYTHON,
     }
 
 
