@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from xml.etree import ElementTree
 
 import click
 import pytest
@@ -44,6 +45,9 @@ DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PICTURES = ROOT / "docs" / "notebooks"
 _MOST_OF_A_PICTURE = 60_000
+#: Pictures drawn by hand, and the most bytes of one.
+DRAWN = [*sorted((ROOT / "docs").glob("*.svg")), *sorted((ROOT / "docs" / "pictures").iterdir())]
+_MOST_OF_A_DRAWING = 12_000
 #: A path in backticks is checked if it begins with one of these.
 FOLDERS = {".ci", "bench", "demo", "docs", "flinkish_spark", "jvm-shim", "notebooks", "tests", "tools"}
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -93,6 +97,18 @@ def test_no_type_is_taken_for_a_tag(document: Path) -> None:
     """MAP<STRING, LONG> outside of code is shown as MAP."""
     text = re.sub(r"`[^`\n]*`", "", text_of(document))
     assert re.findall(r"\w<[A-Za-z][^\n]{0,20}", text) == []
+
+
+@pytest.mark.parametrize("picture", DRAWN, ids=names(DRAWN))
+def test_a_drawing_has_a_title_and_a_page_and_loads_nothing(picture: Path) -> None:
+    text = picture.read_text(encoding="utf-8")
+    elements = {element.tag.rpartition("}")[2]: element for element in ElementTree.fromstring(text).iter()}
+    assert elements["title"].text and ("desc" in elements or picture.parent.name != "pictures")
+    assert not {"script", "foreignObject", "image", "a"} & elements.keys()
+    assert not re.findall(r"""\bon\w+=|@import|href=["'](?!#)|url\((?!#)""", text)
+    assert len(text.encode()) <= _MOST_OF_A_DRAWING
+    shown = rf"!\[[^\]]{{20,}}\]\(\S*{re.escape(picture.name)}\)"
+    assert any(re.search(shown, text_of(document)) for document in DOCUMENTS)
 
 
 def test_decisions_name_what_is_there() -> None:
