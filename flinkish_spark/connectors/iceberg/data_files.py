@@ -6,17 +6,25 @@ import base64
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import fs
 from pyiceberg.conversions import from_bytes, to_bytes
-from pyiceberg.io.pyarrow import ParquetFormatWriter, PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.io.pyarrow import (
+    PYARROW_PARQUET_FIELD_ID_KEY,
+    ParquetFormatWriter,
+    PyArrowFileIO,
+    schema_to_pyarrow,
+)
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, PrimitiveType, StructType
@@ -24,6 +32,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.iceberg.schemas import find_null
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, add_places
 from flinkish_spark.core.store import sync_directory
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
@@ -34,6 +43,9 @@ _MOST_SHOWN = 1_000
 #: Statistics of a file by field id: numbers, and values as bytes.
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
+#: Column of staged rows with the sequence of a record, if the table does not get it; and all such columns.
+SEQUENCE = "_fs_sequence"
+CONTROL = (BATCH, ORDER, DELETED, SEQUENCE)
 
 
 def metadata_for_tasks(table: TableMetadata) -> str:
@@ -55,23 +67,34 @@ class StageDataFiles:
     folder: str
     #: Properties of the table's store, maybe with secrets.
     store: Mapping[str, str] = field(repr=False)
+    #: The micro-batch, if rows are staged that the commit merges; None for data files.
+    batch: int | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = begin_staging()
         ack = RowCount(task.partitionId())
         table = TableMetadataUtil.parse_raw(self.metadata)
-        writer = DataFileWriter(table, self.folder, PyArrowFileIO(dict(self.store)))
-        given = arrow_schema(self.fields)
+        io, given = PyArrowFileIO(dict(self.store)), arrow_schema(self.fields)
+        writer: DataFileWriter | RowFileWriter = DataFileWriter(table, self.folder, io)
+        if self.batch is not None:
+            writer = RowFileWriter(table, self.folder, io)
+        place = task.partitionId() << 33
         for batch in batches:
             records = ack.admit(batch)
-            if records.num_rows:
-                rows = as_schema(records.select(range(CONTROL_WIDTH, records.num_columns)), given)
-                self._check(rows, writer.schema)
-                writer.add(rows)
+            if not records.num_rows:
+                continue
+            rows = as_schema(records.select(range(CONTROL_WIDTH, records.num_columns)), given)
+            self._check(rows, writer.schema)
+            if self.batch is not None:
+                rows = add_places(rows, self.batch, place)
+                place += rows.num_rows
+            writer.add(rows)
         report = {**ack.finish().to_json(), "files": writer.finish()}
         yield pa.record_batch([pa.array([json.dumps(report)])], ["report"])
 
     def _check(self, rows: pa.RecordBatch, schema: Schema) -> None:
+        if DELETED in rows.schema.names:
+            rows = rows.filter(pc.invert(rows.column(DELETED)))
         found = find_null(rows, schema)
         if found is None:
             return
@@ -118,16 +141,12 @@ class DataFileWriter:
         # Partitions are in manifests only, so that no value has to be a folder's name.
         location = f"{self._folder}/{len(self._files):05d}-{self._uuid}.parquet"
         output = self._io.new_output(location)
-        wanted = pa.schema([_allow_null_within(one) for one in schema_to_pyarrow(self._file_schema)])
+        wanted = arrow_fields(self._file_schema)
         [batch] = rows.to_batches()
         found = project(batch.to_struct_array(), self.schema.as_struct(), pa.struct(list(wanted)))
         with ParquetFormatWriter(output, self._file_schema, self._table.properties) as writer:
             writer.write(pa.Table.from_arrays(found.flatten(), schema=wanted))
-        kinds = _kinds_of(self._spec.partition_type(self.schema))
-        partition = [
-            None if one is None else _to_text(to_bytes(kind, one))
-            for kind, one in zip(kinds, values, strict=True)
-        ]
+        partition = partition_to_json(self._spec.partition_type(self.schema), values)
         known = writer.result().to_serialized_dict()
         file = {"path": location, "bytes": len(output), "partition": partition}
         file |= {"rows": known["record_count"], "split_offsets": known["split_offsets"]}
@@ -165,6 +184,46 @@ class DataFileWriter:
         return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
 
 
+class RowFileWriter:
+    """Writes the records of a task as the commit merges them: the table's fields, then control columns."""
+
+    def __init__(self, table: TableMetadata, folder: str, io: PyArrowFileIO) -> None:
+        self.schema, self._io, self._stack = table.schema(), io, ExitStack()
+        self._location = f"{folder}/{uuid.uuid4()}.parquet"
+        # What deletes a row needs its key only.
+        self._fields = [one.with_nullable(True) for one in arrow_fields(self.schema)]
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        control = [one for one in rows.schema if one.name in CONTROL]
+        wanted = pa.schema([*self._fields, *control])
+        if self._writer is None:
+            stream = self._io.new_output(self._location).create(overwrite=True)
+            self._writer = pq.ParquetWriter(self._stack.enter_context(stream), wanted)
+        # A copy, since parts of a slice are whole.
+        rows = rows.take(pa.array(range(rows.num_rows)))
+        found = project(rows.to_struct_array(), self.schema.as_struct(), pa.struct(self._fields))
+        columns = [*found.flatten(), *(rows.column(one.name) for one in control)]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=wanted))
+        self._rows += rows.num_rows
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the file, durable, as JSON."""
+        if self._writer is None:
+            return []
+        with self._stack:
+            self._writer.close()
+        sync_files([self._location])
+        size = len(self._io.new_input(self._location))
+        return [{"path": self._location, "bytes": size, "rows": self._rows}]
+
+
+def arrow_fields(schema: Schema) -> pa.Schema:
+    """Return a table's fields in Arrow's types, as its files have them."""
+    return pa.schema([_allow_null_within(one) for one in schema_to_pyarrow(schema)])
+
+
 def _allow_null_within(field: pa.Field) -> pa.Field:
     """Return a field whose parts may be null: below a struct that is null, a required part is, too."""
     kind = field.type
@@ -180,29 +239,44 @@ def _allow_null_within(field: pa.Field) -> pa.Field:
     return field
 
 
-def project(values: pa.Array, kind: IcebergType, wanted: pa.DataType) -> pa.Array:
-    """Return values as a file holds them: the table's fields by name, in its order, of its types.
+def project(values: pa.Array, kind: IcebergType, wanted: pa.DataType, *, by_id: bool = False) -> pa.Array:
+    """Return values as a file holds them: the table's fields by name or id, in its order, of its types.
 
     pyiceberg's own projection makes a null map, and a null list of structs, empty ones.
     """
     if isinstance(kind, StructType):
-        parts = {field.name: part for field, part in zip(values.type, values.flatten(), strict=True)}
+        known = [find_id(one) if by_id else one.name for one in values.type]
+        parts: dict[Any, pa.Array] = dict(zip(known, values.flatten(), strict=True))
         found = [
-            project(parts[one.name], one.field_type, field.type)
-            if one.name in parts
+            project(parts[at], one.field_type, field.type, by_id=by_id)
+            if (at := one.field_id if by_id else one.name) in parts
             else pa.nulls(len(values), field.type)
             for one, field in zip(kind.fields, wanted, strict=True)
         ]
         return pa.StructArray.from_arrays(found, fields=list(wanted), mask=values.is_null())
     if isinstance(kind, ListType):
-        inner = project(values.values, kind.element_type, wanted.value_type)
+        inner = project(values.values, kind.element_type, wanted.value_type, by_id=by_id)
         offsets = values.offsets.cast(pa.int64())
         return pa.LargeListArray.from_arrays(offsets, inner, type=wanted, mask=values.is_null())
     if isinstance(kind, MapType):
-        keys = project(values.keys, kind.key_type, wanted.key_type)
-        items = project(values.items, kind.value_type, wanted.item_type)
+        keys = project(values.keys, kind.key_type, wanted.key_type, by_id=by_id)
+        items = project(values.items, kind.value_type, wanted.item_type, by_id=by_id)
         return pa.MapArray.from_arrays(values.offsets, keys, items, type=wanted, mask=values.is_null())
     return values.cast(wanted)
+
+
+def find_id(field: pa.Field) -> int | None:
+    """Return the id of the table's field that a field of a file is; None if the file does not say it."""
+    found = (field.metadata or {}).get(PYARROW_PARQUET_FIELD_ID_KEY)
+    return None if found is None else int(found)
+
+
+def partition_to_json(kind: StructType, values: Iterable[Any]) -> list[str | None]:
+    """Return the values of a partition, equal for equal partitions."""
+    return [
+        None if one is None else _to_text(to_bytes(of, one))
+        for of, one in zip(_kinds_of(kind), values, strict=True)
+    ]
 
 
 def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: int) -> DataFile:
@@ -237,6 +311,10 @@ def _to_text(value: bytes) -> str:
     return base64.b64encode(value).decode("ascii")
 
 
+def store_of(table: Table) -> PyArrowFileIO:
+    return PyArrowFileIO(dict(table.io.properties))
+
+
 def path_on_disk(location: str) -> Path | None:
     """Return the path of a file on a disk; None for a store."""
     scheme, _, path = PyArrowFileIO.parse_location(location)
@@ -266,9 +344,8 @@ class StagedFolders:
     was staged, so the folders alone do not tell what is left over.
     """
 
-    def __init__(self, data: str, app: str, io: PyArrowFileIO) -> None:
-        # Without an underscore, so that Iceberg's own removal of orphan files finds what is forgotten here.
-        self._root = f"{data}/flinkish/{app}"
+    def __init__(self, root: str, io: PyArrowFileIO) -> None:
+        self._root = root
         scheme, host, self._path = PyArrowFileIO.parse_location(self._root, io.properties)
         self._system = io.fs_by_scheme(scheme, host)
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.transforms import UnknownTransform
+from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -122,6 +123,10 @@ def why_not_written(table: TableMetadata, branch: str) -> str:
     if branch in table.refs and table.refs[branch].snapshot_ref_type != "branch":
         return f"its '{branch}' is a tag"
     return ""
+
+
+def is_partitioned(spec: PartitionSpec) -> bool:
+    return not all(isinstance(one.transform, VoidTransform) for one in spec.fields)
 
 
 def why_stale(table: TableMetadata, schema_id: int, spec_id: int, columns: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from flinkish_spark.connectors.write_modes import Append, WriteMode
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import TextPattern, check_fields
 
@@ -82,6 +83,7 @@ class IcebergSinkSettings:
     create_table: bool = False
     partition_by: tuple[str, ...] = ()
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    mode: WriteMode = field(default_factory=Append)
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -103,14 +103,14 @@ def test_two_processes_that_commit_one_checkpoint_from_the_same_version_commit_i
     rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged, other = rig.stage(ONE), rig.new_committer()
-    append_files = iceberg_tables.IcebergTables.append
+    commit = iceberg_tables.IcebergTables.commit
 
     def overtaken(self: Any, *given: Any) -> Any:
         monkeypatch.undo()
         assert rig.commit(1, staged, by=other).outcome is Outcome.COMMITTED
-        return append_files(self, *given)
+        return commit(self, *given)
 
-    monkeypatch.setattr(iceberg_tables.IcebergTables, "append", overtaken)
+    monkeypatch.setattr(iceberg_tables.IcebergTables, "commit", overtaken)
     assert rig.commit(1, staged).outcome is Outcome.RETRY
     assert rig.commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
     assert rig.rows() == Counter(ONE) and len(rig.table.metadata.snapshots) == 1

@@ -297,5 +297,5 @@ def test_a_machine_without_pyiceberg_is_told_what_to_install(
     monkeypatch.undo()
     rig.sink.preflight(cast(Any, None), rig.committer._context)
     assert rig.table.schema().column_names == ["id", "name"]
-    with pytest.raises(TypeError, match="mode"):
-        IcebergSink("lake.shop.orders", mode="upsert")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="mode"):
+        IcebergSink("lake.shop.orders", mode="upsert")  # type: ignore[arg-type]
