@@ -378,8 +378,14 @@ _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _FENCE = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
+#: In the search, a page of developers comes after those of users.
+_DEVELOPERS, _BOOST = "For developers", 0.1
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Let fences name one language, and links lead to what is on the site."""
+    if page.ancestors and page.ancestors[-1].title == _DEVELOPERS:
+        page.meta.setdefault("search", {"boost": _BOOST})
     if page.file.src_uri == "errors.md":
         markdown = markdown.replace("<!-- messages -->", error_messages())
         markdown = markdown.replace("<!-- foreign -->", foreign_errors())

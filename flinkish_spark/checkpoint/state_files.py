@@ -20,15 +20,13 @@ from __future__ import annotations
 import io
 import json
 import os
-import struct
 import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from flinkish_spark.checkpoint.lz4_blocks import UNREADABLE, read_blocks
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import FileStore, ObjectMissing, Store
 from flinkish_spark.protocol.bases import BASE_NAME, BASES
@@ -36,14 +34,10 @@ from flinkish_spark.protocol.bases import BASE_NAME, BASES
 _METADATA, _BY_BATCH, _SCHEMAS = "_metadata", "v2", "_stateSchema"
 #: Folders of an operator's files; names in all but the first begin with a micro-batch.
 _OF_OPERATOR = (_METADATA, f"{_METADATA}/{_BY_BATCH}", f"{_SCHEMAS}/default")
-#: A block of lz4-java's stream: magic, token, compressed and uncompressed length, checksum.
-_LZ4_MAGIC = b"LZ4Block"
-_LZ4_HEAD = struct.Struct("<8sBiii")
-_LZ4_STORED = 0x10
 #: How much of a changelog is read to find its lineage; enough as a rule.
 _START_BYTES = 128 * 1024
 #: Exceptions of reading a file of an unknown form.
-_UNREADABLE = (ValueError, KeyError, TypeError, struct.error, pa.ArrowInvalid, OSError)
+_UNREADABLE = (*UNREADABLE, KeyError, TypeError, OSError)
 
 
 class StateFileNotFoundError(Exception):
@@ -301,18 +295,14 @@ def _to_corrupt_error(store: StoreVersion, why: str) -> CorruptObjectError:
 
 def _read_texts(data: bytes) -> Iterator[str]:
     """Yield texts from an lz4-java stream, decompressing no more than needed."""
-    rest, plain, codec = memoryview(data), b"", pa.Codec("lz4_raw")
+    blocks, plain = read_blocks(data), b""
     while True:
         # A text follows its length in two bytes.
         while len(plain) < 2 or len(plain) < 2 + int.from_bytes(plain[:2]):
-            magic, token, compressed, size, _ = _LZ4_HEAD.unpack_from(rest)
-            if magic != _LZ4_MAGIC or size <= 0:
-                raise ValueError("it is no lz4 stream, or ends too early")
-            block, rest = rest[_LZ4_HEAD.size :][:compressed], rest[_LZ4_HEAD.size + compressed :]
-            if len(block) != compressed:
-                raise ValueError("it ends within a block")
-            is_stored = token & 0xF0 == _LZ4_STORED
-            plain += bytes(block if is_stored else codec.decompress(block, decompressed_size=size))
+            block = next(blocks, b"")
+            if not block:
+                raise ValueError("it ends too early")
+            plain += block
         length = int.from_bytes(plain[:2])
         yield plain[2 : 2 + length].decode("ascii")
         plain = plain[2 + length :]

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from flinkish_spark.cli.adopt import adopt
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, describe_unexpected, one_line
@@ -106,6 +107,7 @@ for _command in (
     replay_dead_letters,
     graph,
     audit,
+    adopt,
     doctor,
     jars,
     ui,

@@ -243,7 +243,7 @@ def _keep_store_options(ctx: click.Context, param: click.Parameter, values: tupl
 
 
 def _directory(value: str) -> Path:
-    path = _absolute(value)
+    path = absolute_path(value)
     found = _stat(path)
     if found is None or not stat.S_ISDIR(found.st_mode):
         raise click.BadParameter(f"there is no directory {path}.")
@@ -302,7 +302,7 @@ def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
             return StoreSpec.parse(value).url
         except ConfigError as error:
             raise click.BadParameter(str(error)) from None
-    path = _absolute(value)
+    path = absolute_path(value)
     if any(unicodedata.category(letter) in _UNUSABLE for letter in value):
         raise click.BadParameter(f"there are control characters in {value!r}.")
     found = _stat(path)
@@ -313,7 +313,7 @@ def _target(ctx: click.Context, param: click.Parameter, value: str) -> str:
     return str(path)
 
 
-def _absolute(value: str) -> Path:
+def absolute_path(value: str) -> Path:
     text = value.removeprefix(_LOCAL)
     if "://" in text or not text or "\0" in text:
         raise click.BadParameter(f"{value!r} is not a path on this machine's file systems.")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -16,10 +17,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.plans import Selection
+from flinkish_spark.bridge.session import FROM_THE_JVM
+from flinkish_spark.checkpoint.failures import add_place
 from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
 from flinkish_spark.contracts.sink import SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.arrow_pass import ArrowPass, is_made_by_workers
-from flinkish_spark.core.clock import SystemClock
+from flinkish_spark.core.clock import SystemClock, span
+from flinkish_spark.core.errors import raise_translated
+from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 
@@ -29,6 +34,9 @@ ABANDON_MS = 3_000
 
 class TaskStage(ABC):
     """The records that one attempt of a task stages for one sink."""
+
+    #: Whether readers wait for what is staged until it is committed or aborted.
+    holds_readers = False
 
     @abstractmethod
     def write(self, records: pa.RecordBatch) -> None:
@@ -46,7 +54,7 @@ class TaskWork(Protocol):
     """The work of every task for one sink; sent to the tasks."""
 
     def begin(self, task: TaskContext, sinks: int) -> TaskStage:
-        """Begin one attempt, in which so many sinks stage."""
+        """Begin one attempt, in which so many sinks do such work."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,8 @@ class StagePlan:
     finish: Callable[[Sequence[Mapping[str, Any]]], StageResult]
     #: Prepares the rows by Spark; None if tasks can stage them as they are.
     select: Callable[[DataFrame], DataFrame] | None = None
+    #: Returns the error for a record that the sink refused, from that of the pass; None if it is another one.
+    translate: Callable[[Exception], Exception | None] = lambda error: None
 
 
 class JoiningWriter(SinkWriter):
@@ -105,8 +115,8 @@ class StageInTasks:
     """Function for mapInArrow: stages the rows of one task and yields one report per sink, as JSON."""
 
     works: tuple[TaskWork, ...]
-    #: By sink, the rows' column for each name that it reads; a row's column `C.SINK` is an index into these.
-    #: Empty for one sink, whose rows have these names.
+    #: By sink, the rows' column for each name that it reads; a row's column `C.SINK` is an index into these,
+    #: and without it each row is one of all sinks. Empty for one sink, whose rows have these names.
     columns: tuple[Mapping[str, str], ...] = ()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -114,16 +124,17 @@ class StageInTasks:
         stages: list[TaskStage] = []
         try:
             for work in self.works:
-                stages.append(work.begin(task, len(self.works)))
+                stages.append(work.begin(task, sum(type(one) is type(work) for one in self.works)))
             counts = [RowCount(task.partitionId()) for _ in stages]
             for batch in batches:
                 for place, (stage, count) in enumerate(zip(stages, counts, strict=True)):
                     records = count.admit(self._select(batch, place))
                     if records.num_rows:
                         stage.write(records)
-            found = [
-                json.dumps(stage.finish(count.finish())) for stage, count in zip(stages, counts, strict=True)
-            ]
+            found = [""] * len(stages)
+            # This order matters: if one cannot finish, no reader waits for another that nobody will commit.
+            for place in sorted(range(len(stages)), key=lambda at: stages[at].holds_readers):
+                found[place] = json.dumps(stages[place].finish(counts[place].finish()))
         except BaseException:
             abandon_all(stages)
             raise
@@ -133,10 +144,12 @@ class StageInTasks:
         """Return the rows of one sink, under the names that it reads."""
         if not self.columns:
             return batch
-        own = batch.filter(pc.equal(batch.column(C.SINK), place))
-        if not own.num_rows:
-            # A batch of another sink may lack the columns.
-            return own
+        own = batch
+        if C.SINK in batch.schema.names:
+            own = batch.filter(pc.equal(batch.column(C.SINK), place))
+            if not own.num_rows:
+                # A batch of another sink may lack the columns.
+                return own
         names = dict(zip(C.SINK_CONTROL, C.SINK_CONTROL, strict=True)) | dict(self.columns[place])
         return pa.RecordBatch.from_arrays([own.column(one) for one in names.values()], names=[*names])
 
@@ -149,9 +162,48 @@ def abandon_all(stages: Sequence[TaskStage]) -> None:
         stage.abandon(max(0, end_ms - clock.monotonic_ms()))
 
 
+@contextmanager
+def name_sinks(uids: Sequence[str], batch: BatchId) -> Iterator[None]:
+    """Add to an error which sinks were staging; show it as what the thread does."""
+    place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
+    try:
+        with span(f"micro-batch {batch} to be staged {place}"):
+            yield
+    except Exception as error:
+        add_place(error, place)
+        raise
+
+
+def plan_writers(
+    writers: Mapping[str, SinkWriter], requests: Mapping[str, StageRequest]
+) -> dict[str, StagePlan]:
+    """Return the plans of the writers that stage in tasks, by uid of the sink."""
+    plans = dict[str, StagePlan]()
+    for uid, writer in writers.items():
+        if isinstance(writer, JoiningWriter):
+            with name_sinks([uid], requests[uid].batch):
+                plans[uid] = writer.plan(requests[uid])
+    return plans
+
+
+def stage_alone(writer: SinkWriter, request: StageRequest, plan: StagePlan | None) -> StageResult:
+    """Stage the rows of one sink, by the plan of its writer if there is one."""
+    if plan is None:
+        return writer.stage(request)
+    assert isinstance(writer, JoiningWriter)
+    return writer.stage_alone(request, plan)
+
+
 def stage_together(
     rows: DataFrame | ArrowPass, plans: Sequence[StagePlan], columns: Sequence[Mapping[str, str]] = ()
 ) -> list[StageResult]:
     """Stage the rows of sinks in one pass; return the result of each."""
-    found = collect_reports(rows, StageInTasks(tuple(plan.work for plan in plans), tuple(columns)))
+    stage = StageInTasks(tuple(plan.work for plan in plans), tuple(columns))
+    try:
+        found = collect_reports(rows, stage)
+    except FROM_THE_JVM as error:
+        for plan in plans:
+            if (refusal := plan.translate(error)) is not None:
+                raise_translated(refusal, error)
+        raise
     return [plan.finish(found[place :: len(plans)]) for place, plan in enumerate(plans)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 #: By extra; a test compares them with `setup.cfg`.
 _REQUIREMENTS = {
+    "adopt": ("xxhash>=3.4,<5",),
     "avro": ("fastavro>=1.12,<2", "pyruhvro>=0.4,<0.5"),
     "hdfs": ("hdfs-native>=0.14.7,<0.15",),
     "iceberg": ("pyiceberg[pyiceberg-core,sql-sqlite]>=0.12,<0.13",),

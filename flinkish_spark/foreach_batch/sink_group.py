@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,6 +26,13 @@ from flinkish_spark.checkpoint.micro_batch_commits import (
 )
 from flinkish_spark.checkpoint.ownership import Ownership, new_token
 from flinkish_spark.connectors.delta.sink import require_tables_apart
+from flinkish_spark.connectors.task_staging import (
+    JoiningWriter,
+    name_sinks,
+    plan_writers,
+    stage_alone,
+    stage_together,
+)
 from flinkish_spark.contracts.sink import (
     Committer,
     Sink,
@@ -303,17 +310,37 @@ class _Driver:
 
     def _stage(self, frame: DataFrame, batch: BatchId, lease: Lease) -> dict[str, StageResult]:
         writers = self._become(Ownership(self._dir, lease.owner, self._dir.timeline())).writers
-        is_read_again = sum(writer.passes for writer in writers.values()) > 1
+        nothing: Any = None
+        requests = {
+            uid: StageRequest(nothing, FIRST_LINEAGE, batch, block, lease.attempt, is_whole_checkpoint=True)
+            for block, uid in enumerate(writers, 1)
+        }
+        plans = plan_writers(self._select_joining(writers), requests)
+        able = {uid: plan for uid, plan in plans.items() if plan.select is None}
+        joining = able if len(able) > 1 else {}
+        apart = {uid: writer for uid, writer in writers.items() if uid not in joining}
+        is_read_again = bool(joining) + sum(writer.passes for writer in apart.values()) > 1
         # Otherwise each sink would compute the micro-batch anew, and might get other rows.
         kept = frame.persist() if is_read_again else frame
         try:
-            results = {
-                uid: writer.stage(self._make_request(self._select_staged(uid, kept), batch, lease, block))
-                for block, (uid, writer) in enumerate(writers.items(), 1)
-            }
+            found = dict[str, StageResult]()
+            if joining:
+                sharing = self._select_joining(writers)
+                columns = [{name: name for name in sharing[uid].columns} for uid in joining]
+                names = [*dict.fromkeys(name for one in columns for name in one)]
+                rows = _to_sink_rows(self._select_staged(next(iter(joining)), kept))
+                rows = rows.select(*C.SINK_CONTROL, *map(quote_name, names))
+                with name_sinks([*joining], batch):
+                    staged = stage_together(rows, [*joining.values()], columns)
+                found.update(zip(joining, staged, strict=True))
+            for uid, writer in apart.items():
+                request = replace(requests[uid], source=_to_sink_rows(self._select_staged(uid, kept)))
+                with name_sinks([uid], batch):
+                    found[uid] = stage_alone(writer, request, plans.get(uid))
         finally:
             if is_read_again:
                 kept.unpersist()
+        results = {uid: found[uid] for uid in writers}
         whole = [(uid, one) for uid, one in results.items() if uid not in self._rows]
         for (left, one), (right, other) in itertools.pairwise(whole):
             if _summarize(one) != _summarize(other):
@@ -325,16 +352,22 @@ class _Driver:
                 )
         return results
 
-    @staticmethod
-    def _make_request(rows: DataFrame, batch: BatchId, lease: Lease, block: int) -> StageRequest:
-        fields = [(F.col(quote_name(one.name)), one.dataType) for one in rows.schema]
-        hashed = F.xxhash64(*[hashable(column, kind) for column, kind in fields])
-        control = [F.lit(int(C.Kind.RECORD)), F.lit(0), F.lit(0), hashed]
-        given = [
-            one.cast(field.dataType).alias(field.name) for one, field in zip(control, CONTROL, strict=True)
-        ]
-        staged = rows.select(*given, *(column for column, _ in fields))
-        return StageRequest(staged, FIRST_LINEAGE, batch, block, lease.attempt, is_whole_checkpoint=True)
+    def _select_joining(self, writers: Mapping[str, SinkWriter]) -> dict[str, JoiningWriter]:
+        """Return the writers of sinks that get the whole micro-batch and may share a pass over it."""
+        return {
+            uid: writer
+            for uid, writer in writers.items()
+            if isinstance(writer, JoiningWriter) and writer.reads_fields_alone and uid not in self._rows
+        }
+
+
+def _to_sink_rows(rows: DataFrame) -> DataFrame:
+    """Put the control columns of records in front of the fields."""
+    fields = [(F.col(quote_name(one.name)), one.dataType) for one in rows.schema]
+    hashed = F.xxhash64(*[hashable(column, kind) for column, kind in fields])
+    control = [F.lit(int(C.Kind.RECORD)), F.lit(0), F.lit(0), hashed]
+    given = [one.cast(field.dataType).alias(field.name) for one, field in zip(control, CONTROL, strict=True)]
+    return rows.select(*given, *(column for column, _ in fields))
 
 
 def _summarize(staged: StageResult) -> tuple[int, int]:

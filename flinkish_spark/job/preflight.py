@@ -23,6 +23,7 @@ from flinkish_spark.core.clock import span
 from flinkish_spark.core.errors import EnvironmentFault, GraphError, JobDirError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store_spec import StoreSpec
+from flinkish_spark.job.adoption import check_adopted
 from flinkish_spark.job.engine import JobSettings
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.sink_rows import PlannedJob
@@ -150,6 +151,7 @@ def check_before_start(
         settings.manifest.preflight(spark, context_of_manifest)
     _restore(restore, graph, planned, settings, job_dir).check()
     _check_meaning(planned, job_dir)
+    check_adopted(job_dir, planned.layout, settings.shuffle_partitions)
     natives = planned.layout.natives
     check_rescale(job_dir, settings.job_dir, graph.sources, settings.shuffle_partitions, natives)
     return planned

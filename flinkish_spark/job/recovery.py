@@ -98,10 +98,14 @@ class Recovery:
         self._job_dir.forget_finished_order()
         for _ in range(_MOST_STEPS):
             self._ownership.check()
-            staged = self._job_dir.list_staged(self._job_dir.lineage())
+            lineage = self._job_dir.lineage()
+            staged = self._job_dir.list_staged(lineage)
             decisions = {d.checkpoint: d for d in self._job_dir.live_commits()}
             facts = self._facts(staged, decisions)
             step = R.next_step(facts)
+            if lineage != facts.lineage:
+                # A rewind that an earlier owner finished became visible while the facts were read.
+                continue
             LOG.info("recovery: %s", step)
             if isinstance(step, R.StartSpark):
                 kept = sorted((s for s in staged.values() if s.batch in step.kept), key=lambda s: s.batch)
@@ -193,6 +197,11 @@ class Recovery:
         staged: Mapping[str, StagedBatch],
         decisions: Mapping[CheckpointId, Decision],
     ) -> None:
+        is_stale = isinstance(step, R.Rewind | R.Reseed) and self._job_dir.lineage() != facts.lineage
+        if is_stale:
+            # A rewind has become visible late. The next one must not get another number than its seed, nor
+            # replace the seed that the late one began with.
+            return
         match step:
             case R.FinishRewind():
                 intent = self._job_dir.open_rewind()
@@ -218,16 +227,16 @@ class Recovery:
             case R.Rewind(first_removed, reason, target, order_id):
                 order = self._job_dir.rewind_order() if order_id else None
                 kind = RewindKind.PLAIN if order is None else RewindKind.TO_CHECKPOINT
-                self._rewinder.open(kind, first_removed, target, reason, order)
+                self._rewinder.open(kind, facts.lineage.next(), first_removed, target, reason, order)
             case R.Reseed(first_removed, target):
                 decision = None if target is None else decisions[target]
                 if decision is not None and not self._pins.why_not_restorable(decision.checkpoint):
                     # Spark may have deleted its state; the micro-batches after it are aborted by now.
                     self._ownership.check()
                     self._pins.restore(decision.checkpoint)
-                self._reseeding.export(decision, Lineage(facts.lineage.value + 1))
+                self._reseeding.export(decision, facts.lineage.next())
                 reason = "Spark's checkpoint has to begin anew"
-                self._rewinder.open(RewindKind.RESEED, first_removed, target, reason)
+                self._rewinder.open(RewindKind.RESEED, facts.lineage.next(), first_removed, target, reason)
             case R.TrimLog(entries):
                 for batch in entries:
                     self._ownership.check()

@@ -123,15 +123,19 @@ class Rewinder:
     def open(
         self,
         kind: RewindKind,
+        lineage: Lineage,
         first_removed: BatchId,
         target: CheckpointId | None,
         reason: str,
         order: RewindOrder | None = None,
     ) -> None:
-        """Write the intent; from then on the rewind will be finished."""
+        """Write the intent of a rewind that starts `lineage`; from then on it will be finished.
+
+        The number is that of the facts which led here, and of the seed that was written for it.
+        """
         intent = RewindIntent(
             first_removed,
-            Lineage(self.job.job_dir.lineage().value + 1),
+            lineage,
             reason,
             {} if kind is RewindKind.RESEED else self._entries_from(first_removed),
             kind,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -29,7 +28,6 @@ from flinkish_spark.bridge.stores import spark_stores
 from flinkish_spark.bridge.worker_processes import is_cold, preload_workers, warm_up
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TrackedStaging
-from flinkish_spark.checkpoint.failures import add_place
 from flinkish_spark.checkpoint.ownership import BeatLease, JobLock, Ownership
 from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket, pins_of
 from flinkish_spark.checkpoint.spark_log import (
@@ -41,7 +39,14 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.checkpoint.state_files import correct_schema_paths
-from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan, stage_together
+from flinkish_spark.connectors.task_staging import (
+    JoiningWriter,
+    StagePlan,
+    name_sinks,
+    plan_writers,
+    stage_alone,
+    stage_together,
+)
 from flinkish_spark.contracts.calls import AsyncStatistics, CallPlace, Retention
 from flinkish_spark.contracts.manifest import NO_MANIFEST, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import (
@@ -52,7 +57,6 @@ from flinkish_spark.contracts.sink import (
     StageResult,
 )
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.core.clock import span
 from flinkish_spark.core.distributed_cache import CACHED_FILES_PROPERTY
 from flinkish_spark.core.errors import (
     MAKE_DETERMINISTIC,
@@ -151,6 +155,7 @@ class SinkPass:
 class StagePlans:
     """The requests of a micro-batch's sinks, and the plans of those that can share a pass."""
 
+    batch: BatchId
     requests: Mapping[str, StageRequest]
     plans: Mapping[str, StagePlan]
 
@@ -254,12 +259,7 @@ class SinkStaging:
             for sink in sinks
         }
         writers = {uid: self._writers[uid] for uid in requests} if len(requests) > 1 else {}
-        plans = dict[str, StagePlan]()
-        for uid, writer in writers.items():
-            if isinstance(writer, JoiningWriter):
-                with _naming_place([uid]):
-                    plans[uid] = writer.plan(requests[uid])
-        return StagePlans(requests, plans)
+        return StagePlans(batch, requests, plan_writers(writers, requests))
 
     def _passes_of(self, rows: Rows, sinks: frozenset[str], joining: frozenset[str]) -> Sequence[SinkPass]:
         found = self._passes.get((sinks, joining))
@@ -305,21 +305,20 @@ class SinkStaging:
             joined: Any = over.joined
             columns = [joined.columns[uid] for uid in uids]
             own = [plans.plans[uid] for uid in uids]
-            return self._stage(uids, lambda: stage_together(rows.select_joined(joined), own, columns))
+            return self._stage(
+                uids, plans.batch, lambda: stage_together(rows.select_joined(joined), own, columns)
+            )
         (sink,) = over.sinks
         uid, writer = sink.uid, self._writers[sink.uid]
         request = replace(plans.requests[uid], source=rows.select_sink(sink))
-        if isinstance(writer, JoiningWriter) and uid in plans.plans:
-            joining, plan = writer, plans.plans[uid]
-            return self._stage([uid], lambda: [joining.stage_alone(request, plan)])
-        return self._stage([uid], lambda: [writer.stage(request)])
+        return self._stage(uids, plans.batch, lambda: [stage_alone(writer, request, plans.plans.get(uid))])
 
     def _stage(
-        self, uids: Sequence[str], stage: Callable[[], Sequence[StageResult]]
+        self, uids: Sequence[str], batch: BatchId, stage: Callable[[], Sequence[StageResult]]
     ) -> list[tuple[SinkAck, Sequence[Any]]]:
         clock = self._context.clock
         began_ms = clock.monotonic_ms()
-        with _naming_place(uids):
+        with name_sinks(uids, batch):
             results = stage()
         took_ms = clock.monotonic_ms() - began_ms
         return [
@@ -331,18 +330,6 @@ class SinkStaging:
         position = self._context.find_position_after(batch)
         found = (node.source.group_offsets(position) for node in self._sources)
         return [offsets for offsets in found if offsets is not None]
-
-
-@contextmanager
-def _naming_place(uids: Sequence[str]) -> Iterator[None]:
-    """Add to an error which sinks were staging; show it as what the thread does."""
-    place = f"in {'sink' if len(uids) == 1 else 'one of the sinks'} {', '.join(map(repr, uids))}"
-    try:
-        with span(f"a micro-batch to be staged {place}"):
-            yield
-    except Exception as error:
-        add_place(error, place)
-        raise
 
 
 class AsyncCosts(AccumulatorParam[Mapping[str, AsyncStatistics]]):

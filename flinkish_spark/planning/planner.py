@@ -203,9 +203,7 @@ class Planner:
         for node in self._graph.sinks:
             ends = self._logical.ends[node.uid]
             parts = [self._union.add(end.chain, self._plan_end(end, node.uid)) for end in ends]
-            schema = parts[0][1]
-            for _, other in parts[1:]:
-                check_same_fields(schema, other, f"the sink '{node.uid}'")
+            schema = self._unite_fields([one for _, one in parts], f"the sink '{node.uid}'")
             own = tuple(part for part, _ in parts)
             yield PlannedSink(node.uid, node.sink, schema, own, len(self._reporters))
 
@@ -242,9 +240,8 @@ class Planner:
             stream = self.plan_stream(path.cut_to(end.deferred_from), chain, own)
             assert isinstance(stream, RecordStream)
             streams.append(stream)
-        for other in streams[1:]:
-            check_same_fields(streams[0].schema, other.schema, f"the sink '{sink}'")
-        tagged = self._add_barriers(streams, chain)
+        schema = self._unite_fields([stream.schema for stream in streams], f"the sink '{sink}'")
+        tagged = replace(self._add_barriers(streams, chain), schema=schema)
         if end.deferred_from is None:
             return tagged
         # Each sink runs the remaining steps itself, on the evaluated micro-batch.
@@ -259,6 +256,14 @@ class Planner:
                 self._recorded_functions.place_on_path(one.function, path, counts) for one in counted
             ),
         )
+
+    def _unite_fields(self, schemas: Sequence[T.StructType], what: str) -> T.StructType:
+        """Return the fields of a union: a value may be null, at any depth, if it may be in one stream."""
+        first, *others = schemas
+        for other in others:
+            check_same_fields(first, other, what)
+        frames = (self._spark.createDataFrame([], one) for one in schemas)
+        return reduce(DataFrame.union, frames).schema if others else first
 
     def _check_deferred(self, steps: Sequence[TransformNode], schema: T.StructType, sink: str) -> None:
         """Refuse state of Spark's own in steps that run on each micro-batch by itself."""

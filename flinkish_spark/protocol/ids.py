@@ -89,6 +89,9 @@ class Lineage(_Counter):
 
     __slots__ = ()
 
+    def next(self) -> Lineage:
+        return Lineage(self.value + 1)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class JobUuid(StoredScalar):

@@ -16,6 +16,7 @@ import pytest
 from demo.process import JobProcess, Victim
 from demo.rig import _environment
 from tests.crash.lives import SEED_VARIABLE
+from tests.support.cli_rig import flinkish
 from tests.support.jobs import eventually
 from tests.support.killing import KILL_AT_VARIABLE
 from tests.support.native_queries import QUERIES, write_end, write_events
@@ -53,6 +54,39 @@ def test_rows_are_exact_whatever_is_killed(spark: Any, run_directory: Path, grou
         for name in queries:
             eventually(lambda name=name: found(spark, run_directory, name) >= expected[name], within_s=400)
             assert found(spark, run_directory, name) == expected[name], name
+    finally:
+        job.reap()
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("point", ["spark-commit:after:1", "decision:before:1", "decision:after:1"])
+def test_an_adopted_query_is_killed_before_its_first_checkpoint(
+    spark: Any, run_directory: Path, point: str
+) -> None:
+    chance, name = random.Random(int(os.environ.get(SEED_VARIABLE, "7"))), "tumbling"
+    shutil.rmtree(run_directory, ignore_errors=True)
+    (run_directory / "in").mkdir(parents=True)
+    command = [
+        sys.executable, "-m", "tests.crash.native_app", "--directory", str(run_directory), "--queries", name,
+    ]  # fmt: skip
+    query, folder = QUERIES[name], run_directory / "in"
+    for number in range(3):
+        write_events(folder, number)
+    writer = query.stream(spark, folder).writeStream.format("json").trigger(availableNow=True)
+    writer = writer.option("path", str(run_directory / "plain"))
+    writer.option("checkpointLocation", str(run_directory / "checkpoint")).start().awaitTermination()
+    assert flinkish("adopt", run_directory / "checkpoint", run_directory / "job").exit_code == 0
+    write_events(folder, 3)
+    kill_at(command, point, run_directory, chance)
+    write_end(folder, 4)
+    schema, expected = query.stream(spark, folder).schema, query.expected(spark, folder)
+    plain = Counter(map(tuple, spark.read.schema(schema).json(str(run_directory / "plain")).collect()))
+    assert plain
+    job = JobProcess(command, _environment(), run_directory / "driver.log", chance)
+    job.start({})
+    try:
+        eventually(lambda: plain + found(spark, run_directory, name) >= expected, within_s=400)
+        assert plain + found(spark, run_directory, name) == expected
     finally:
         job.reap()
 

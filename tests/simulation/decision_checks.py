@@ -172,7 +172,9 @@ class DecisionChecks:
             records = [
                 r for r in self._ledger.staged.values() if (r.lineage, r.batch) == (self.lineage, batch)
             ]
-            alive = [r for r in records if all(is_alive(one) for one in r.data())]
+            whole = [r for r in records if all(is_alive(one) for one in r.data())]
+            # A zombie may have added one since the recovery looked; a later one finds both, and goes back.
+            alive = [r for r in whole if not r.is_deposed] or whole
             self._require(
                 len(alive) == 1,
                 Rule.ROWS_STAGED_ONCE,

@@ -100,9 +100,7 @@ class DeltaRig:
             hashed.alias(C.HASH),
         ]
         rows = frame.select(*control, *[F.col(quote_name(n)) for n in frame.columns])
-        request = StageRequest(
-            rows, Lineage(0), BatchId(batch), next(self._blocks), CheckpointId(1), lambda: count
-        )
+        request = StageRequest(rows, Lineage(0), BatchId(batch), next(self._blocks), CheckpointId(1))
         with self.its_way():
             result = self.writer.stage(request)
         assert sum(ack.rows for ack in result.tasks) == count

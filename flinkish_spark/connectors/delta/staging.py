@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS
-from flinkish_spark.checkpoint.failures import classify
 from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
     VIOLATION_MARKER,
@@ -48,7 +47,6 @@ from flinkish_spark.connectors.upserts import check_records, find_deletes, key_c
 from flinkish_spark.connectors.write_modes import Upsert, WriteMode, list_stored_names
 from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
 from flinkish_spark.core.errors import (
-    BAD_RECORD_MARKER,
     BadRecordError,
     FlinkishError,
     SchemaError,
@@ -164,21 +162,27 @@ class DeltaStaging(JoiningWriter):
             }
 
         finish, batch = partial(self._finish, fields, make_form), int(request.batch)
-        is_plain = not (any(rules.values()) or partition_by or any(has_intervals(f.dataType) for f in fields))
+        is_plain = _needs_no_check(rules, partition_by, fields)
         if isinstance(sink.mode, Upsert) and sink.mode.delete_when is None and is_plain:
             mode = sink.mode
-            upsert = UpsertRows(context.uid, sink.path, fields, mode.keys, mode.row_kind, tuple(stored.names))
-            return StagePlan(FilesWork(target, batch, upsert), finish)
+            upsert = UpsertRows(self._marker, fields, mode.keys, mode.row_kind, tuple(stored.names))
+            return StagePlan(FilesWork(target, batch, upsert), finish, translate=self._find_refusal)
         select = partial(_select_for_rows, sink.mode, fields, stored, rules, partition_by)
         return StagePlan(FilesWork(target, batch), finish, select)
+
+    @property
+    def _marker(self) -> str:
+        return f"{VIOLATION_MARKER} sink '{self._context.uid}':"
+
+    def _find_refusal(self, error: Exception) -> FlinkishError | None:
+        _, found, text = str(error).partition(self._marker)
+        return self._to_user_error(DeltaRuleError(text.split("\n", 1)[0])) if found else None
 
     @contextmanager
     def _translating_errors(self) -> Iterator[None]:
         try:
             yield
         except FROM_THE_JVM as error:
-            if BAD_RECORD_MARKER in str(error):
-                raise_translated(classify(error), error)
             known = translate_error(error)
             if isinstance(known, DeltaTableError):
                 raise self._to_user_error(known) from error
@@ -243,12 +247,15 @@ def _takes_as_it_is(table: TableInfo, fields: T.StructType) -> bool:
     stored = {str(one["name"]): one["type"] for one in table.fields if str(one["name"]) in stream}
     return (
         table.mapping == "none"
-        and not table.partition_by
-        and not any(table.rules().values())
         and stream.keys() == stored.keys()
         and all(nullable_within(kind) == nullable_within(stored[name]) for name, kind in stream.items())
-        and not any(has_intervals(one.dataType) for one in fields)
+        and _needs_no_check(table.rules(), table.partition_by, fields)
     )
+
+
+def _needs_no_check(rules: Mapping[str, Any], partition_by: Sequence[str], fields: T.StructType) -> bool:
+    """Return whether rows need neither a check nor a cast that only Spark can do."""
+    return not (any(rules.values()) or partition_by or any(has_intervals(one.dataType) for one in fields))
 
 
 def _select_for_files(fields: T.StructType, table: TableInfo, given: DataFrame) -> DataFrame:

@@ -21,14 +21,14 @@ from pyspark import __version__ as spark_version
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.files import TableFiles
+from flinkish_spark.connectors.delta.table import DeltaRuleError, physical_name
 from flinkish_spark.connectors.staged_rows import DELETED, add_places
 from flinkish_spark.connectors.task_staging import TaskStage
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.clock import wall_ms
-from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport.columns import SINK_CONTROL
-from flinkish_spark.types.arrow_types import nullable_within
+from flinkish_spark.types.arrow_types import arrow_schema, as_schema, nullable_within
 from flinkish_spark.types.exact_text import JsonWriter
 
 #: Size of Parquet at which a file is closed, and size in memory at which a row group is written.
@@ -62,8 +62,8 @@ class FilesToWrite:
 class UpsertRows:
     """Makes the rows that an upsert's commit reads, and refuses records that it could not write."""
 
-    uid: str
-    path: str
+    #: Begins the message of a refusal.
+    marker: str
     fields: T.StructType
     keys: tuple[str, ...]
     row_kind: str | None
@@ -72,12 +72,12 @@ class UpsertRows:
     def make(self, records: pa.RecordBatch) -> pa.RecordBatch:
         for key in self.keys:
             # Also of a record that deletes: with such a value it would not find its row.
-            self._require(records, records.column(key).is_valid(), f"The key {key} IS NOT NULL")
+            self._require(records, records.column(key).is_valid(), f"the key {key} IS NOT NULL")
         deletes = pa.array(np.zeros(records.num_rows, np.bool_))
         if self.row_kind is not None:
             kinds = [kind.value for kind in RowKind]
             said = records.column(self.row_kind).cast(pa.string())
-            what = f"The row kind {self.row_kind} IN {', '.join(kinds)}"
+            what = f"the row kind {self.row_kind} IN {', '.join(kinds)}"
             self._require(records, pc.is_in(said, pa.array(kinds)), what)
             deletes = pc.is_in(said, pa.array(RETRACTIONS))
         return records.select(list(self.stored)).append_column(DELETED, deletes)
@@ -85,16 +85,11 @@ class UpsertRows:
     def _require(self, records: pa.RecordBatch, is_kept: pa.Array, what: str) -> None:
         if is_kept.true_count == len(is_kept):
             return
-        row = records.slice(is_kept.index(False).as_py(), 1)
-        columns = [row.column(name) for name in self.fields.names]
+        row = records.slice(is_kept.index(False).as_py(), 1).select(self.fields.names)
+        # A session may use large strings.
+        columns = as_schema(row, arrow_schema(self.fields)).columns
         (shown,) = JsonWriter(self.fields).write(columns, 1).to_pylist()
-        text = (
-            f"{BAD_RECORD_MARKER} the sink '{self.uid}' refuses it for the Delta table {self.path}. "
-            f"{what} is violated by the record {shown[:1_000]}"
-        )
-        raise BadRecordError(
-            " ".join(text.split()), what_to_do="correct or filter such records before the sink"
-        )
+        raise DeltaRuleError(f"{self.marker} {what} is violated by the record {shown[:1_000]}")
 
 
 @dataclass(frozen=True)
@@ -338,8 +333,6 @@ def stats_columns(fields: Sequence[Mapping[str, Any]], properties: Mapping[str, 
 def _leaves(
     fields: Sequence[Mapping[str, Any]], at: tuple[str, ...], shown: tuple[str, ...]
 ) -> Iterator[tuple[str, str]]:
-    from flinkish_spark.connectors.delta.table import physical_name
-
     for one in fields:
         path, seen = (*at, physical_name(one)), (*shown, str(one["name"]).lower())
         if isinstance(one["type"], Mapping) and one["type"]["type"] == "struct":

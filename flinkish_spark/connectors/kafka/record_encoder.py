@@ -259,18 +259,18 @@ class EncodeRecords:
         return T.StructType([*CONTROL, *self.encoder.schema()])
 
     @cached_property
-    def _given(self) -> pa.Schema:
+    def _input_schema(self) -> pa.Schema:
         return arrow_schema(self.encoder.find_input_types(self.names))
 
     @cached_property
-    def _made(self) -> pa.Schema:
+    def _output_schema(self) -> pa.Schema:
         return arrow_schema(self.encoder.schema())
 
     def encode(self, records: pa.RecordBatch) -> pa.RecordBatch:
         # Cast to the types that encoders know: a session may use large strings.
-        parts = self.encoder.encode(as_schema(records.select(list(self.names)), self._given))
+        parts = self.encoder.encode(as_schema(records.select(list(self.names)), self._input_schema))
         control = records.select(list(C.SINK_CONTROL))
-        return _append_columns(control, [parts[one.name] for one in self._made], self._made)
+        return _append_columns(control, [parts[one.name] for one in self._output_schema], self._output_schema)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield encoded records, then control rows with null parts."""
@@ -282,8 +282,8 @@ class EncodeRecords:
                 yield self.encode(records)
             if has_others:
                 others = batch.filter(pc.invert(is_record)).select(list(C.SINK_CONTROL))
-                nulls = [pa.nulls(others.num_rows, one.type) for one in self._made]
-                yield _append_columns(others, nulls, self._made)
+                nulls = [pa.nulls(others.num_rows, one.type) for one in self._output_schema]
+                yield _append_columns(others, nulls, self._output_schema)
 
 
 def _append_columns(control: pa.RecordBatch, arrays: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:

@@ -80,6 +80,8 @@ class KafkaWork:
 
 
 class _KafkaStage(TaskStage):
+    holds_readers = True
+
     def __init__(self, work: KafkaWork, transaction: StagedTransaction) -> None:
         self._work, self._transaction = work, transaction
 

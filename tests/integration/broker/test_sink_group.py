@@ -289,7 +289,7 @@ def test_a_failing_sink_leaves_nothing_and_the_query_goes_on(
 ) -> None:
     rig.write(1, 2)
     with monkeypatch.context() as broken, pytest.raises(StreamingQueryException, match="no disk"):
-        broken.setattr(BufferWriter, "stage", lambda self, request: (_ for _ in ()).throw(OSError("no disk")))
+        broken.setattr(BufferWriter, "plan", lambda self, request: (_ for _ in ()).throw(OSError("no disk")))
         rig.run(rig.group())
     rig.expect()
     rig.run(rig.group())

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import functions as F
 
 from flinkish_spark import (
     BarrierRecords,
     DeadLetter,
     DeltaSink,
     Emit,
+    JdbcSink,
     Json,
     JsonSchema,
     KafkaSink,
     KeyedProcessFunction,
     OnBadRecord,
     String,
+    Upsert,
 )
+from flinkish_spark.core.errors import BadRecordError
 from flinkish_spark.job import spark_engine
 from tests.support.jobs import (
     environment,
@@ -225,3 +231,61 @@ def test_records_name_topics_and_tasks_are_repeated(
         for at, name in enumerate(topics):
             found = sorted(json.loads(one.value)["amount"] for one in read_committed(servers, name))
             assert found == [n for n in range(1, ORDERS + 1) if n % 3 == at]
+
+
+def test_sinks_of_several_systems_share_a_pass_until_a_table_gets_a_rule(
+    spark: Any, broker: Any, topic: Any, job_dir: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A topic, a database, a table, and one by its key; a record that the last refuses is shown in none."""
+    # One partition, so that the sums of a user are those of the order in which records are written.
+    servers, source, out = broker.bootstrap_servers, topic(1), topic(1)
+    tables, database = {kind: tmp_path / kind for kind in ("all", "newest")}, tmp_path / "orders.db"
+    shared: list[int] = []
+    stage = spark_engine.stage_together
+
+    def noted(rows: Any, plans: Any, columns: Any) -> Any:
+        shared.append(len(plans))
+        return stage(rows, plans, columns)
+
+    monkeypatch.setattr(spark_engine, "stage_together", noted)
+
+    def declared() -> Any:
+        env = environment(spark, job_dir)
+        orders = env.from_source(orders_source(servers, source), uid="orders")
+        sums = orders.key_by("user").sum("amount", uid="sums", emit=Emit.PER_ELEMENT)
+        chosen = sums.transform(lambda df: df.select(F.col("amount").alias("total"), "user"))
+        chosen.sink_to(KafkaSink(servers, out, value=Json()), uid="topic")
+        chosen.sink_to(DeltaSink(str(tables["all"])), uid="table")
+        sums.sink_to(DeltaSink(str(tables["newest"]), mode=Upsert(("user",))), uid="newest")
+        database_sink = JdbcSink(f"jdbc:sqlite:{database}", "orders", create_table=True)
+        sums.sink_to(database_sink, uid="database")
+        return env
+
+    def written() -> list[list[int]]:
+        with closing(sqlite3.connect(database)) as connection:
+            in_database = [amount for (amount,) in connection.execute("SELECT amount FROM orders")]
+        in_topic = [json.loads(one.value)["total"] for one in read_committed(servers, out)]
+        return [
+            sorted(in_database),
+            sorted(in_topic),
+            sorted(row["total"] for row in read_delta(tables["all"])),
+        ]
+
+    def newest() -> dict[str, int]:
+        return {row["user"]: row["amount"] for row in read_delta(tables["newest"])}
+
+    produce(servers, source, [order("ann", 1), order("ann", 2), order("bob", 5)])
+    run_until(declared(), lambda _: database.exists() and newest() == {"ann": 3, "bob": 5})
+    assert written() == [[1, 3, 5]] * 3
+    assert shared and set(shared) == {4}
+    shared.clear()
+    spark.sql(f"ALTER TABLE delta.`{tables['all']}` ADD CONSTRAINT small CHECK (total < 100)")
+    produce(servers, source, [order("bob", 6)])
+    run_until(declared(), lambda _: newest() == {"ann": 3, "bob": 11})
+    assert written() == [[1, 3, 5, 11]] * 3
+    assert shared and set(shared) == {3}
+    spark.sql(f"ALTER TABLE delta.`{tables['all']}` DROP CONSTRAINT small")
+    produce(servers, source, [order("bob", 1), order(None, 1)])
+    failure = failure_of(declared())
+    assert isinstance(failure, BadRecordError) and "The key user IS NOT NULL" in str(failure)
+    assert (written(), newest()) == ([[1, 3, 5, 11]] * 3, {"ann": 3, "bob": 11})

@@ -116,6 +116,19 @@ def test_sinks_of_two_streams_get_rows_of_the_query(spark: Any, tmp_path: Path) 
     assert Planner(spark, NO_JOB, 2).plan(env.graph).deferred is None
 
 
+def test_a_union_may_hold_the_nulls_of_each_of_its_streams(spark: Any, tmp_path: Path) -> None:
+    env = environment(spark, tmp_path / "job")
+    stream = env.from_source(KafkaSource("localhost:9", ["in"], value=Json("a LONG")), uid="in")
+    zeros, nulls = (
+        stream.transform(lambda df, one=one: df.select(F.array(F.lit(one).cast("long")).alias("a")))
+        for one in (0, None)
+    )
+    zeros.union(nulls).sink_to(DeltaSink(str(tmp_path / "table")), uid="out")
+    (sink,) = Planner(spark, NO_JOB, 2).plan(env.graph).sinks
+    kind: Any = sink.schema["a"].dataType
+    assert kind.containsNull
+
+
 def test_operators_that_share_tasks_have_barriers_of_their_own(spark: Any, tmp_path: Path) -> None:
     env = environment(spark, tmp_path / "job")
     stream = env.from_source(KafkaSource("localhost:9", ["in"], value=Json("a LONG, t STRING")), uid="in")

@@ -11,7 +11,7 @@ from flinkish_spark import OverwritePartitions, Upsert
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.core.errors import BadRecordError, SchemaError
 from flinkish_spark.protocol.records import Outcome
-from tests.support.delta_rig import DeltaRig, Way
+from tests.support.delta_rig import UID, DeltaRig, Way
 
 ROW = "id BIGINT, v STRING, p STRING"
 #: The portable one upserts and overwrites partitions in test_delta_sink_job.py, too.
@@ -130,6 +130,21 @@ def test_a_null_key_is_refused_when_it_is_staged(spark, tmp_path) -> None:
         BadRecordError, match=r"The key id IS NOT NULL is violated by the record .*\"v\":\"b\""
     ):
         rig.stage(0, [(1, "a", "x"), (None, "b", "x")])
+
+
+@pytest.mark.parametrize("large", ["false", "true"])
+def test_a_row_kind_that_is_none_is_refused_with_its_record(spark, tmp_path, large) -> None:
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
+    try:
+        schema = "id LONG, tags ARRAY<STRING>, kind STRING"
+        rig = DeltaRig(spark, tmp_path / "t", schema, mode=Upsert(keys=("id",), row_kind="kind"))
+        with pytest.raises(
+            BadRecordError, match=r'kind IN \+I.* \{"id":2,"tags":\["x"\],"kind":"\?"\}'
+        ) as error:
+            rig.stage(0, [(1, ["a"], "+I"), (2, ["x"], "?")])
+        assert error.value.facts["uid"] == UID
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -50,7 +51,9 @@ def test_a_guarantee_says_what_it_does_not_promise_and_which_test_shows_it(page:
     text = (DOCS / "guarantees" / page).read_text(encoding="utf-8")
     for part in ("**Promise.**", "**You do.**", "**Not promised.**", "**Shown by**"):
         assert part in text, part
-    assert re.search(r"\| `tests/[^`]+\.py::test_\w+` \|", text.partition("**Shown by**")[2])
+    tested = (DOCS / "what-is-tested.md").read_text(encoding="utf-8")
+    row = rf"^\| \[[^\]]+\]\(guarantees/{re.escape(page)}\) \| `tests/[^`]+\.py::test_\w+` \|"
+    assert re.search(row, tested, re.MULTILINE)
 
 
 def test_the_reference_has_every_public_name_once() -> None:
@@ -106,3 +109,13 @@ def test_what_is_said_to_be_here_is_here() -> None:
     }
     assert len(named) > 60
     assert [name for name in sorted(named) if flink_names.ours(name) is None] == []
+
+
+@pytest.mark.parametrize(("section", "search"), [("How to", None), ("For developers", {"boost": 0.1})])
+def test_the_search_puts_pages_of_users_first(section: str, search: dict[str, float] | None) -> None:
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Loader)["nav"]
+    assert section in {title for part in nav for title in part}
+    file = SimpleNamespace(src_uri="decisions.md")
+    page = SimpleNamespace(meta={}, file=file, ancestors=[SimpleNamespace(title=section)])
+    docs_site.on_page_markdown("text", page, None, None)
+    assert page.meta.get("search") == search

@@ -262,7 +262,7 @@ class World:
         self.change(rewind_is_open=False)
         if intent is None:
             return
-        lineage = Lineage(now.lineage.value + 1)
+        lineage = now.lineage.next()
         self.change(lineage=lineage, staged=())
         if isinstance(intent, Reseed):
             none = frozenset()

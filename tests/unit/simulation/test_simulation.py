@@ -51,6 +51,16 @@ def test_hundreds_of_seeds_hold_every_invariant() -> None:
 
 
 @pytest.mark.usefixtures("surroundings")
+@pytest.mark.parametrize("seed", [388, 3307])
+def test_seeds_that_found_a_fault_hold(seed: int) -> None:
+    """388: a rewind becomes visible after the recovery has looked, and before it opens the next one.
+
+    3307, of the checker: a zombie stages a micro-batch that its successor has kept; nobody takes both.
+    """
+    assert simulate(seed).broken is None
+
+
+@pytest.mark.usefixtures("surroundings")
 def test_a_seed_gives_the_same_trace_twice() -> None:
     first: list[str] = []
     second: list[str] = []
