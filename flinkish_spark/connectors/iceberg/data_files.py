@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -28,12 +27,15 @@ from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.typedef import Record
 from pyiceberg.types import IcebergType, ListType, MapType, PrimitiveType, StructType
+from pyspark import TaskContext
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.iceberg.schemas import find_null
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
 from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, add_places
+from flinkish_spark.connectors.task_staging import TaskStage
+from flinkish_spark.connectors.two_phase import to_bad_record_error
 from flinkish_spark.core.store import sync_directory
+from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
 #: Size in memory of the rows that a task collects before it writes a file for each of their partitions.
@@ -57,8 +59,8 @@ def metadata_for_tasks(table: TableMetadata) -> str:
 
 
 @dataclass(frozen=True)
-class StageDataFiles:
-    """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
+class FilesWork:
+    """Writes the records of a task into files, which its report names."""
 
     uid: str
     fields: T.StructType
@@ -70,40 +72,40 @@ class StageDataFiles:
     #: The micro-batch, if rows are staged that the commit merges; None for data files.
     batch: int | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = begin_staging()
-        ack = RowCount(task.partitionId())
-        table = TableMetadataUtil.parse_raw(self.metadata)
-        io, given = PyArrowFileIO(dict(self.store)), arrow_schema(self.fields)
-        writer: DataFileWriter | RowFileWriter = DataFileWriter(table, self.folder, io)
-        if self.batch is not None:
-            writer = RowFileWriter(table, self.folder, io)
-        place = task.partitionId() << 33
-        for batch in batches:
-            records = ack.admit(batch)
-            if not records.num_rows:
-                continue
-            rows = as_schema(records.select(range(CONTROL_WIDTH, records.num_columns)), given)
-            self._check(rows, writer.schema)
-            if self.batch is not None:
-                rows = add_places(rows, self.batch, place)
-                place += rows.num_rows
-            writer.add(rows)
-        report = {**ack.finish().to_json(), "files": writer.finish()}
-        yield pa.record_batch([pa.array([json.dumps(report)])], ["report"])
+    def begin(self, task: TaskContext, sinks: int) -> TaskStage:
+        return _FilesStage(self, task.partitionId())
 
-    def _check(self, rows: pa.RecordBatch, schema: Schema) -> None:
+
+class _FilesStage(TaskStage):
+    def __init__(self, work: FilesWork, task: int) -> None:
+        self._work, self._given, self._place = work, arrow_schema(work.fields), task << 33
+        table, io = TableMetadataUtil.parse_raw(work.metadata), PyArrowFileIO(dict(work.store))
+        kind = DataFileWriter if work.batch is None else RowFileWriter
+        self._writer: DataFileWriter | RowFileWriter = kind(table, work.folder, io)
+
+    def write(self, records: pa.RecordBatch) -> None:
+        work = self._work
+        rows = as_schema(records.select(work.fields.names), self._given)
+        self._check(rows)
+        if work.batch is not None:
+            rows = add_places(rows, work.batch, self._place)
+            self._place += rows.num_rows
+        self._writer.add(rows)
+
+    def finish(self, ack: TaskAck) -> Mapping[str, Any]:
+        return {**ack.to_json(), "files": self._writer.finish()}
+
+    def _check(self, rows: pa.RecordBatch) -> None:
         if DELETED in rows.schema.names:
             rows = rows.filter(pc.invert(rows.column(DELETED)))
-        found = find_null(rows, schema)
+        found = find_null(rows, self._writer.schema)
         if found is None:
             return
-        from flinkish_spark.connectors.two_phase import to_bad_record_error
-
         path, row = found
         # The driver searches the message for markers, so a record must not contain one.
         shown = str(rows.slice(row, 1).to_pylist()[0])[:_MOST_SHOWN].replace("[FLINKISH", "[ FLINKISH")
-        raise to_bad_record_error(self.uid, f"the field {path} of the table is required, and null in {shown}")
+        what = f"the field {path} of the table is required, and null in {shown}"
+        raise to_bad_record_error(self._work.uid, what)
 
 
 class DataFileWriter:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.iceberg.settings import IcebergSinkSettings
-from flinkish_spark.connectors.row_count import collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.connectors.staged_rows import DELETED
+from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan
 from flinkish_spark.connectors.upserts import (
     check_columns,
     check_records,
@@ -32,9 +33,7 @@ from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
-    from pyspark.sql import DataFrame, SparkSession
-
-    from flinkish_spark.core.arrow_pass import ArrowPass
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 _NO_PARTITIONS = "it has no partitions that are overwritten"
 
@@ -168,7 +167,7 @@ def _make_refusal(sink: IcebergSinkSettings, uid: str, why: str) -> SchemaError:
     )
 
 
-class IcebergStaging(SinkWriter):
+class IcebergStaging(JoiningWriter):
     """Stages micro-batches of one Iceberg sink: data files in their final place, which no snapshot names."""
 
     def __init__(self, sink: IcebergSinkSettings, context: SinkContext) -> None:
@@ -177,36 +176,55 @@ class IcebergStaging(SinkWriter):
         self._sink, self._context = sink, context
         self._tables, self._app = IcebergTables(sink.name, sink.properties), app_id(context.job, context.uid)
 
-    def stage(self, request: StageRequest) -> StageResult:
-        from flinkish_spark.connectors.iceberg.data_files import StageDataFiles, metadata_for_tasks, store_of
+    @cached_property
+    def columns(self) -> Mapping[str, Column]:
+        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
+
+    def plan(self, request: StageRequest) -> StagePlan:
+        """Plan by the table as it is now; Spark prepares the rows of an upsert."""
+        from flinkish_spark.connectors.iceberg.data_files import FilesWork, metadata_for_tasks, store_of
         from flinkish_spark.connectors.iceberg.tables import folders_of
 
         sink, context = self._sink, self._context
-        given = T.StructType([one for one in request.rows.schema if one.name not in C.SINK_CONTROL])
-        fields = select_stored(sink.mode, given)
+        fields = select_stored(sink.mode, context.schema)
         table = check_table(sink, context.uid, self._tables.find(sink.name), fields)
         staged = StagedId.new(context.owner_epoch, request.block)
-        folders = folders_of(table, self._app)
         # This order matters: a sweep finds only folders that were noted before a file was written.
-        folder = folders.open(str(staged))
+        folder = folders_of(table, self._app).open(str(staged))
         metadata, store = metadata_for_tasks(table.metadata), store_of(table).properties
-        source: DataFrame | ArrowPass = request.source
-        work = StageDataFiles(context.uid, fields, metadata, folder, store)
-        if isinstance(sink.mode, Upsert):
-            source = _select_rows(request.rows, given.names, sink.mode, context.uid)
-            staged_as = T.StructType([one for one in source.schema if one.name not in C.SINK_CONTROL])
-            work = replace(work, fields=staged_as, batch=int(request.batch))
-        found: Sequence[dict[str, Any]] = collect_reports(source, work)
-        acks = tuple(TaskAck.from_json(report) for report in found)
-        files = [file for report in found for file in report["files"]]
+        work = FilesWork(context.uid, fields, metadata, folder, store)
+        finish = partial(self._finish, table, str(staged), fields.names)
+        if not isinstance(sink.mode, Upsert):
+            return StagePlan(work, finish)
+        staged_as = _staged_fields(context.schema, sink.mode)
+        work = replace(work, fields=staged_as, batch=int(request.batch))
+        return StagePlan(work, finish, partial(_select_rows, context.schema.names, sink.mode, context.uid))
+
+    def _finish(
+        self, table: Table, folder: str, names: Sequence[str], reports: Sequence[Mapping[str, Any]]
+    ) -> StageResult:
+        from flinkish_spark.connectors.iceberg.tables import folders_of
+
+        acks = tuple(TaskAck.from_json(report) for report in reports)
+        files = [file for report in reports for file in report["files"]]
         if not files:
-            folders.close(str(staged))
+            folders_of(table, self._app).close(folder)
             return StageResult(acks, (), bytes=0)
-        payload = make_payload(sink, table, str(staged), fields.names, files)
+        payload = make_payload(self._sink, table, folder, names, files)
         return StageResult(acks, (payload,), bytes=sum(int(one["bytes"]) for one in files))
 
 
-def _select_rows(rows: DataFrame, names: Sequence[str], mode: Upsert, uid: str) -> DataFrame:
+def _staged_fields(stream: T.StructType, mode: Upsert) -> T.StructType:
+    """Return the fields of rows that are staged for a merge, as :func:`_select_rows` makes them."""
+    from flinkish_spark.connectors.iceberg.data_files import SEQUENCE
+
+    fields = [*select_stored(mode, stream)]
+    if mode.sequence_by in mode.left_out:
+        fields.append(T.StructField(SEQUENCE, stream[str(mode.sequence_by)].dataType))
+    return T.StructType([*fields, T.StructField(DELETED, T.BooleanType())])
+
+
+def _select_rows(names: Sequence[str], mode: Upsert, uid: str, rows: DataFrame) -> DataFrame:
     """Return records as they are staged for a merge; one without a key or a known kind fails its task."""
     from flinkish_spark.connectors.iceberg.data_files import SEQUENCE
 

@@ -275,14 +275,14 @@ def test_a_catalog_that_is_not_configured_or_a_namespace_that_is_missing_is_said
 
 
 def test_what_tasks_are_sent_has_no_history_and_shows_no_secret(tmp_path: Path) -> None:
-    from flinkish_spark.connectors.iceberg.data_files import StageDataFiles, metadata_for_tasks
+    from flinkish_spark.connectors.iceberg.data_files import FilesWork, metadata_for_tasks
 
     rig = IcebergRig(tmp_path)
     rig.create()
     rig.commit(1, rig.stage([(1, "a")]))
     told = metadata_for_tasks(rig.table.metadata)
     assert json.loads(told)["snapshots"] == []
-    work = StageDataFiles("uid", rig.fields, told, "/folder", {"s3.secret-access-key": "hidden"})
+    work = FilesWork("uid", rig.fields, told, "/folder", {"s3.secret-access-key": "hidden"})
     assert "hidden" not in repr(work)
     assert PyArrowFileIO(dict(work.store)).properties == {"s3.secret-access-key": "hidden"}
 
