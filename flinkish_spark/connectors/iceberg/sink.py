@@ -196,7 +196,7 @@ class IcebergStaging(JoiningWriter):
         finish = partial(self._finish, table, str(staged), fields.names)
         if not isinstance(sink.mode, Upsert):
             return StagePlan(work, finish)
-        staged_as = _staged_fields(context.schema, sink.mode)
+        staged_as = _list_staged_fields(context.schema, sink.mode)
         work = replace(work, fields=staged_as, batch=int(request.batch))
         return StagePlan(work, finish, partial(_select_rows, context.schema.names, sink.mode, context.uid))
 
@@ -214,7 +214,7 @@ class IcebergStaging(JoiningWriter):
         return StageResult(acks, (payload,), bytes=sum(int(one["bytes"]) for one in files))
 
 
-def _staged_fields(stream: T.StructType, mode: Upsert) -> T.StructType:
+def _list_staged_fields(stream: T.StructType, mode: Upsert) -> T.StructType:
     """Return the fields of rows that are staged for a merge, as :func:`_select_rows` makes them."""
     from flinkish_spark.connectors.iceberg.data_files import SEQUENCE
 
