@@ -8,13 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
-from pyiceberg.conversions import from_bytes, to_bytes
+from pyiceberg.io.fileformat import DataFileStatistics
 from pyiceberg.io.pyarrow import (
     PYARROW_PARQUET_FIELD_ID_KEY,
     ParquetFormatWriter,
@@ -25,11 +25,17 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema, sanitize_column_names
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
-from pyiceberg.typedef import Record
-from pyiceberg.types import IcebergType, ListType, MapType, PrimitiveType, StructType
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
 from pyspark import TaskContext
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.iceberg.partitions import (
+    bytes_to_text,
+    find_overflow,
+    find_values,
+    partition_from_json,
+    partition_to_json,
+)
 from flinkish_spark.connectors.iceberg.schemas import find_null
 from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, add_places
 from flinkish_spark.connectors.task_staging import TaskStage
@@ -79,9 +85,9 @@ class FilesWork:
 class _FilesStage(TaskStage):
     def __init__(self, work: FilesWork, task: int) -> None:
         self._work, self._given, self._place = work, arrow_schema(work.fields), task << 33
-        table, io = TableMetadataUtil.parse_raw(work.metadata), PyArrowFileIO(dict(work.store))
+        self._table, io = TableMetadataUtil.parse_raw(work.metadata), PyArrowFileIO(dict(work.store))
         kind = DataFileWriter if work.batch is None else RowFileWriter
-        self._writer: DataFileWriter | RowFileWriter = kind(table, work.folder, io)
+        self._writer: DataFileWriter | RowFileWriter = kind(self._table, work.folder, io)
 
     def write(self, records: pa.RecordBatch) -> None:
         work = self._work
@@ -98,14 +104,19 @@ class _FilesStage(TaskStage):
     def _check(self, rows: pa.RecordBatch) -> None:
         if DELETED in rows.schema.names:
             rows = rows.filter(pc.invert(rows.column(DELETED)))
-        found = find_null(rows, self._writer.schema)
-        if found is None:
-            return
-        path, row = found
-        # The driver searches the message for markers, so a record must not contain one.
-        shown = str(rows.slice(row, 1).to_pylist()[0])[:_MOST_SHOWN].replace("[FLINKISH", "[ FLINKISH")
-        what = f"the field {path} of the table is required, and null in {shown}"
-        raise to_bad_record_error(self._work.uid, what)
+        if (found := find_null(rows, self._table.schema())) is not None:
+            path, row = found
+            why = f"the field {path} of the table is required, and null in {show_record(rows, row)}"
+            raise to_bad_record_error(self._work.uid, why)
+        if (found := find_overflow(rows, self._table.spec(), self._table.schema())) is not None:
+            why, row = found
+            why = f"the table has no partition for it: {why}, in {show_record(rows, row)}"
+            raise to_bad_record_error(self._work.uid, why)
+
+
+def show_record(rows: pa.RecordBatch, row: int) -> str:
+    # The driver searches the message for markers, so a record must not contain one.
+    return str(rows.slice(row, 1).to_pylist()[0])[:_MOST_SHOWN].replace("[FLINKISH", "[ FLINKISH")
 
 
 class DataFileWriter:
@@ -149,11 +160,15 @@ class DataFileWriter:
         with ParquetFormatWriter(output, self._file_schema, self._table.properties) as writer:
             writer.write(pa.Table.from_arrays(found.flatten(), schema=wanted))
         partition = partition_to_json(self._spec.partition_type(self.schema), values)
-        known = writer.result().to_serialized_dict()
+        statistics = writer.result()
+        _drop_impossible_bounds(statistics)
+        known = statistics.to_serialized_dict()
         file = {"path": location, "bytes": len(output), "partition": partition}
         file |= {"rows": known["record_count"], "split_offsets": known["split_offsets"]}
         file |= {name: {str(at): count for at, count in known[name].items()} for name in _COUNTS}
-        file |= {name: {str(at): _to_text(bound) for at, bound in known[name].items()} for name in _BOUNDS}
+        file |= {
+            name: {str(at): bytes_to_text(bound) for at, bound in known[name].items()} for name in _BOUNDS
+        }
         self._files.append(file)
 
     def _split(self, rows: pa.Table) -> Iterator[tuple[list[Any], pa.Table]]:
@@ -162,28 +177,20 @@ class DataFileWriter:
         if not fields:
             yield [], rows.take(place)
             return
-        keys = {f"k{at}": self._values(rows, at) for at in range(len(fields))}
+        keys = {f"k{at}": find_values(rows, one, self.schema) for at, one in enumerate(fields)}
         grouped = pa.table({**keys, "place": place}).group_by(list(keys), use_threads=False)
         found = grouped.aggregate([("place", "list")]).to_pydict()
         for *values, places in zip(*(found[name] for name in (*keys, "place_list")), strict=True):
             yield values, rows.take(pa.array(places, pa.int64()))
 
-    def _values(self, rows: pa.Table, at: int) -> pa.Array:
-        """Return the values of a partition field; dates and times as numbers, as Iceberg holds them."""
-        source = self._spec.fields[at]
-        path = self.schema.find_column_name(source.source_id) or ""
-        first, *inner = [path] if path in rows.column_names else path.split(".")
-        wanted = schema_to_pyarrow(kind := self.schema.find_field(source.source_id).field_type)
-        nothing = pa.nulls(rows.num_rows, wanted)
-        column = rows.column(first).combine_chunks() if first in rows.column_names else nothing
-        for name in inner:
-            position = column.type.get_field_index(name) if pa.types.is_struct(column.type) else -1
-            # Flattened, a field of a null struct is null.
-            column = column.flatten()[position] if position >= 0 else nothing
-        values = source.transform.pyarrow_transform(kind)(column.cast(wanted))
-        if pa.types.is_date(values.type):
-            return values.cast(pa.int32())
-        return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+
+def _drop_impossible_bounds(found: DataFileStatistics) -> None:
+    """Leave out bounds that pyiceberg cannot make: what follows U+D7FF is no character."""
+    for one in found.column_aggregates.values():
+        try:
+            one.max_as_bytes()
+        except UnicodeEncodeError:
+            one.current_max = None
 
 
 class RowFileWriter:
@@ -273,19 +280,7 @@ def find_id(field: pa.Field) -> int | None:
     return None if found is None else int(found)
 
 
-def partition_to_json(kind: StructType, values: Iterable[Any]) -> list[str | None]:
-    """Return the values of a partition, equal for equal partitions."""
-    return [
-        None if one is None else _to_text(to_bytes(of, one))
-        for of, one in zip(_kinds_of(kind), values, strict=True)
-    ]
-
-
 def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: int) -> DataFile:
-    values = [
-        None if text is None else from_bytes(kind, base64.b64decode(text))
-        for kind, text in zip(_kinds_of(partition), stored["partition"], strict=True)
-    ]
     known: dict[str, Any] = {}
     known |= {name: {int(at): count for at, count in stored[name].items()} for name in _COUNTS}
     known |= {name: {int(at): base64.b64decode(b) for at, b in stored[name].items()} for name in _BOUNDS}
@@ -293,7 +288,7 @@ def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: in
         content=DataFileContent.DATA,
         file_path=stored["path"],
         file_format=FileFormat.PARQUET,
-        partition=Record(*values),
+        partition=partition_from_json(partition, stored["partition"]),
         record_count=stored["rows"],
         file_size_in_bytes=stored["bytes"],
         split_offsets=stored["split_offsets"],
@@ -303,14 +298,6 @@ def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: in
         key_metadata=None,
         **known,
     )
-
-
-def _kinds_of(partition: StructType) -> list[PrimitiveType]:
-    return [cast(PrimitiveType, one.field_type) for one in partition.fields]
-
-
-def _to_text(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
 
 
 def store_of(table: Table) -> PyArrowFileIO:

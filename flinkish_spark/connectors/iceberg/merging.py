@@ -19,7 +19,7 @@ from flinkish_spark.connectors.iceberg.data_files import (
     SEQUENCE,
     DataFileWriter,
     file_from_json,
-    partition_to_json,
+    show_record,
     store_of,
 )
 from flinkish_spark.connectors.iceberg.live_files import (
@@ -31,6 +31,7 @@ from flinkish_spark.connectors.iceberg.live_files import (
     find_deleted,
     read_rows,
 )
+from flinkish_spark.connectors.iceberg.partitions import find_overflow, partition_to_json
 from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, newest_per_key
 from flinkish_spark.connectors.write_modes import (
     Append,
@@ -137,6 +138,10 @@ class Merge:
 
     def _write(self, rows: pa.Table) -> None:
         for batch in rows.to_batches() if len(rows) else ():
+            # Rows of others, or those of a table that was partitioned anew since a task has checked them.
+            if (found := find_overflow(batch, self._table.spec(), self._table.schema())) is not None:
+                why, row = found
+                raise TableRefusal(f"it has no partition for {show_record(batch, row)}: {why}")
             self._writer.add(batch)
 
     @cached_property
