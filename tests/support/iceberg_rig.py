@@ -128,7 +128,7 @@ class IcebergRig:
             for name, values in control.items():
                 batch = batch.append_column(name, pa.array(values))
         writer.add(batch)
-        payload = make_payload(self.sink, table, staged, stored.names, writer.finish())
+        payload = make_payload(self.sink, table, staged, stored, writer.finish())
         return Committable(UID, json.loads(json.dumps(payload, allow_nan=False)))
 
     def commit(

@@ -150,6 +150,20 @@ def why_stale(table: TableMetadata, schema_id: int, spec_id: int, columns: Seque
     return ""
 
 
+def list_field_ids(stream: T.DataType, table: IcebergType) -> Iterator[int]:
+    """Yield the ids of a table's fields that a stream has, at any depth."""
+    if isinstance(stream, T.StructType) and isinstance(table, StructType):
+        for one in table.fields:
+            if one.name in stream.names:
+                yield one.field_id
+                yield from list_field_ids(stream[one.name].dataType, one.field_type)
+    if isinstance(stream, T.ArrayType) and isinstance(table, ListType):
+        yield from list_field_ids(stream.elementType, table.element_type)
+    if isinstance(stream, T.MapType) and isinstance(table, MapType):
+        yield from list_field_ids(stream.keyType, table.key_type)
+        yield from list_field_ids(stream.valueType, table.value_type)
+
+
 def new_schema(stream: T.StructType) -> pa.Schema:
     """Return the schema of a new table: all fields may be null."""
     return pa.schema([pa.field(one.name, nullable_within(one.type)) for one in arrow_schema(stream)])

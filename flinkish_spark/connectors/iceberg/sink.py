@@ -193,7 +193,7 @@ class IcebergStaging(JoiningWriter):
         folder = folders_of(table, self._app).open(str(staged))
         metadata, store = metadata_for_tasks(table.metadata), store_of(table).properties
         work = FilesWork(context.uid, fields, metadata, folder, store)
-        finish = partial(self._finish, table, str(staged), fields.names)
+        finish = partial(self._finish, table, str(staged), fields)
         if not isinstance(sink.mode, Upsert):
             return StagePlan(work, finish)
         staged_as = _list_staged_fields(context.schema, sink.mode)
@@ -201,7 +201,7 @@ class IcebergStaging(JoiningWriter):
         return StagePlan(work, finish, partial(_select_rows, context.schema.names, sink.mode, context.uid))
 
     def _finish(
-        self, table: Table, folder: str, names: Sequence[str], reports: Sequence[Mapping[str, Any]]
+        self, table: Table, folder: str, fields: T.StructType, reports: Sequence[Mapping[str, Any]]
     ) -> StageResult:
         from flinkish_spark.connectors.iceberg.tables import folders_of
 
@@ -210,7 +210,7 @@ class IcebergStaging(JoiningWriter):
         if not files:
             folders_of(table, self._app).close(folder)
             return StageResult(acks, (), bytes=0)
-        payload = make_payload(self._sink, table, folder, names, files)
+        payload = make_payload(self._sink, table, folder, fields, files)
         return StageResult(acks, (payload,), bytes=sum(int(one["bytes"]) for one in files))
 
 
@@ -240,10 +240,12 @@ def make_payload(
     sink: IcebergSinkSettings,
     table: Table,
     folder: str,
-    names: Sequence[str],
+    fields: T.StructType,
     files: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return the committable of files in a folder, by which any process commits them."""
+    from flinkish_spark.connectors.iceberg.schemas import list_field_ids
+
     mode, schema = sink.mode, table.schema()
     more: dict[str, Any] = {} if isinstance(mode, Append) else {"mode": mode.to_json()}
     if isinstance(mode, Upsert):
@@ -257,7 +259,7 @@ def make_payload(
         "table_uuid": str(table.metadata.table_uuid),
         "schema_id": table.metadata.current_schema_id,
         "spec_id": table.metadata.default_spec_id,
-        "columns": [schema.find_field(name).field_id for name in names],
+        "columns": [*list_field_ids(fields, schema.as_struct())],
         "folder": folder,
         "rows": sum(int(one["rows"]) for one in files),
         "files": list(files),

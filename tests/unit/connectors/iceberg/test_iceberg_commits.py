@@ -15,6 +15,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from flinkish_spark.connectors.iceberg import tables as iceberg_tables
+from flinkish_spark.connectors.write_modes import Append, Upsert, WriteMode
 from flinkish_spark.core.errors import AnotherTimelineError, EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import Outcome
@@ -213,6 +214,45 @@ def test_rows_for_a_table_that_was_changed_meanwhile_are_staged_again(rig: Icebe
         "id",
         "more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "path"),
+    [
+        ("STRUCT<a: STRING, b: INT>", {"a": "x", "b": 1}, ("v", "a")),
+        ("ARRAY<STRUCT<a: STRING, b: INT>>", [{"a": "x", "b": 1}], ("v", "element", "a")),
+        ("MAP<STRING, STRUCT<a: STRING, b: INT>>", [("k", {"a": "x", "b": 1})], ("v", "value", "a")),
+        ("STRUCT<s: STRUCT<a: STRING, b: INT>>", {"s": {"a": "x", "b": 1}}, ("v", "s", "a")),
+    ],
+)
+@pytest.mark.parametrize("mode", [Append(), Upsert(("id",))])
+def test_a_field_at_any_depth_that_was_dropped_and_added_again_is_another_one(
+    tmp_path: Path, mode: WriteMode, kind: str, value: Any, path: tuple[str, ...]
+) -> None:
+    rig = IcebergRig(tmp_path, f"id LONG, v {kind}", mode=mode)
+    rig.create()
+    staged = rig.stage([(1, value)])
+    with rig.table.update_schema() as schema:
+        schema.delete_column(path)
+    with rig.table.update_schema() as schema:
+        schema.add_column(path, StringType())
+    dotted = ".".join(path)
+    assert f"its field {dotted} was dropped" in rig.committer.why_dead([staged])[0]
+    answer = rig.commit(1, staged)
+    assert answer.outcome is Outcome.LOST and answer.is_proven_aborted and "was dropped" in answer.detail
+    assert rig.commit(1, rig.stage([(1, value)])).outcome is Outcome.COMMITTED
+
+
+def test_a_field_within_a_struct_that_the_stream_lacks_may_be_dropped(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "id LONG, v STRUCT<a: STRING>")
+    rig.create()
+    with rig.table.update_schema() as schema:
+        schema.add_column(("v", "more"), StringType())
+    staged = rig.stage([(1, {"a": "x"})])
+    with rig.table.update_schema() as schema:
+        schema.delete_column(("v", "more"))
+    assert rig.commit(1, staged).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(1, '{"a": "x"}')])
 
 
 def test_a_table_that_was_made_anew_is_another_one_and_a_missing_one_is_no_proof(rig: IcebergRig) -> None:
