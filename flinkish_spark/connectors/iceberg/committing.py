@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
 from flinkish_spark.connectors.iceberg.data_files import StagedFolders, find_missing, store_of
-from flinkish_spark.connectors.iceberg.live_files import TableRefusal
+from flinkish_spark.connectors.iceberg.live_files import TableChange, TableRefusal
 from flinkish_spark.connectors.iceberg.merging import Staged, mode_of, plan_change
 from flinkish_spark.connectors.iceberg.schemas import why_not_written, why_stale
 from flinkish_spark.connectors.iceberg.settings import IcebergSinkSettings, TableName
@@ -68,24 +68,34 @@ class IcebergCommitter(Committer):
                 table = self._tables.find(name)
                 done = table is not None and self._holds(table, checkpoint)
                 if table is not None and not done:
+                    self._note_decided(table, staged, checkpoint)
                     return CommitAnswer(Outcome.LOST, f"the table {name}: {why}", is_proven_aborted=True)
             if table is None:
                 # Nobody knows whether it held the checkpoint: no proof, and no replay.
                 return CommitAnswer(Outcome.LOST, f"the table {name} is gone, and its mark with it")
             if done:
                 return self._finish(Outcome.ALREADY_COMMITTED, table, staged)
-            if why := why_not_written(table.metadata, str(staged[0]["branch"])):
+            try:
+                return self._change(table, staged, checkpoint)
+            except TableRefusal as why_refused:
                 # The table may take the rows once somebody has repaired it.
-                return CommitAnswer(Outcome.LOST, f"the table {name} no longer takes the rows: {why}")
-            return self._change(table, staged, checkpoint)
-        except TableRefusal as why_refused:
-            return CommitAnswer(Outcome.LOST, f"the table {name} no longer takes the rows: {why_refused}")
+                self._note_decided(table, staged, checkpoint)
+                return CommitAnswer(Outcome.LOST, f"the table {name} no longer takes the rows: {why_refused}")
         except CommitConflict as conflict:
             return CommitAnswer(Outcome.RETRY, str(conflict))
         except EnvironmentFault as fault:
             if fault.ends_when_repeated or isinstance(fault, AnotherTimelineError):
                 raise
             return CommitAnswer(Outcome.RETRY, str(fault))
+
+    def _note_decided(self, table: Table, staged: Staged, checkpoint: CheckpointId) -> None:
+        """Note that a request for the staged files may be on its way to the catalog, by an earlier try."""
+        # Another table takes none of them.
+        if staged[0]["table_uuid"] != str(table.metadata.table_uuid):
+            return
+        with self._tables.translate_errors(f"the data of the table {self._sink.table} cannot be written"):
+            for name, folders in _find_folders(table, staged):
+                folders.note_decided(name, checkpoint, str(staged[0]["branch"]))
 
     def _holds(self, table: Table, checkpoint: CheckpointId) -> bool:
         """Return whether a table holds the checkpoint; raise an error for a mark that is not ours."""
@@ -97,6 +107,8 @@ class IcebergCommitter(Committer):
     def _change(self, table: Table, staged: Staged, checkpoint: CheckpointId) -> CommitAnswer:
         mark = self._context.timeline.mark_of(checkpoint)
         text, branch = mark.to_text(self._context.job), str(staged[0]["branch"])
+        if why := why_not_written(table.metadata, branch):
+            raise TableRefusal(why)
         with self._tables.translate_errors(f"rows cannot be merged into the table {self._sink.table}"):
             change = plan_change(table, staged)
         # DECISION POINT of the table: the catalog takes one of two commits that are based on the same
@@ -126,11 +138,7 @@ class IcebergCommitter(Committer):
         if is_merged(staged):
             # What tries wrote that others overtook is in the same folder.
             kept = list(self._find_referenced(table) if added is None else added)
-        for one in staged:
-            name = str(one["folder"])
-            # Not that of the table as it is now: its property write.data.path may have changed.
-            root = str(one["files"][0]["path"]).rpartition(f"/{name}/")[0]
-            folders = StagedFolders(root, store_of(table))
+        for name, folders in _find_folders(table, staged):
             folders.delete(name, [path for path in kept if f"/{name}/" in path])
             folders.close(name)
         facts = {} if snapshot is None else {"snapshot": snapshot.snapshot_id}
@@ -175,11 +183,39 @@ class IcebergCommitter(Committer):
         table = self._tables.find(self._sink.name) if left else None
         if table is None:
             return 0
+        try:
+            table, left = self._outdate_requests(table, folders, left)
+        except CommitConflict:
+            # The next sweep tries again.
+            return 0
         named = self._find_referenced(table)
         for name in left:
             folders.delete(name, [path for path in named if f"/{name}/" in path])
             folders.close(name)
         return len(left)
+
+    def _outdate_requests(
+        self, table: Table, folders: StagedFolders, left: list[str]
+    ) -> tuple[Table, list[str]]:
+        """Return a table that takes no request any more which names files in folders, and these folders.
+
+        The answer to a commit may have been lost, and the catalog may take the request late. It asks for the
+        snapshot that the branch had then: so an empty snapshot makes it stale, as every later commit does.
+        """
+        decided = {name: found for name in left if (found := folders.find_decided(name)) is not None}
+        mark, _ = self._find_mark(table)
+        done = None if mark is None else mark.checkpoint
+        for checkpoint, branch in sorted(set(decided.values())):
+            if done is not None and done >= checkpoint and branch == self._sink.branch:
+                continue
+            if why_not_written(table.metadata, branch):
+                left = [name for name in left if decided.get(name) != (checkpoint, branch)]
+                continue
+            name, text = f"{self._app}-lost", str(checkpoint)
+            table = self._tables.commit(table, TableChange(()), name, text, branch)
+            # This order matters: a power cut after the deletion must not take the snapshot back.
+            make_durable(table, table.metadata.snapshot_by_name(branch), self._durable)
+        return table, left
 
     def _find_referenced(self, table: Table) -> set[str]:
         return find_referenced(table, lambda path: f"/flinkish/{self._app}/" in path)
@@ -197,6 +233,14 @@ class IcebergCommitter(Committer):
 def is_merged(staged: Staged) -> bool:
     """Return whether rows were staged, which the commit writes into files of its own."""
     return isinstance(mode_of(staged[0]), Upsert)
+
+
+def _find_folders(table: Table, staged: Staged) -> Iterator[tuple[str, StagedFolders]]:
+    for one in staged:
+        name = str(one["folder"])
+        # Not that of the table as it is now: its property write.data.path may have changed.
+        root = str(one["files"][0]["path"]).rpartition(f"/{name}/")[0]
+        yield name, StagedFolders(root, store_of(table))
 
 
 def _why_lost(table: Table, staged: Staged) -> str:

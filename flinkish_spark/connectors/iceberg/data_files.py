@@ -41,6 +41,7 @@ from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, add_pla
 from flinkish_spark.connectors.task_staging import TaskStage
 from flinkish_spark.connectors.two_phase import to_bad_record_error
 from flinkish_spark.core.store import sync_directory
+from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
@@ -54,6 +55,8 @@ _BOUNDS = ("lower_bounds", "upper_bounds")
 #: Column of staged rows with the sequence of a record, if the table does not get it; and all such columns.
 SEQUENCE = "_fs_sequence"
 CONTROL = (BATCH, ORDER, DELETED, SEQUENCE)
+
+_DECIDED = "decided"
 
 
 def metadata_for_tasks(table: TableMetadata) -> str:
@@ -340,10 +343,28 @@ class StagedFolders:
 
     def open(self, name: str) -> str:
         """Note a folder durably, before a file is written into it; return it."""
-        with self._system.open_output_stream(f"{self._path}/.open/{name}") as file:
-            file.write(b"staged\n")
-        sync_files([f"{self._root}/.open/{name}"])
+        self._note(name, "staged")
         return f"{self._root}/{name}"
+
+    def note_decided(self, name: str, checkpoint: CheckpointId, branch: str) -> None:
+        """Note durably that a commit of a folder's files may have been asked for."""
+        self._note(name, f"{_DECIDED} {checkpoint} {branch}")
+
+    def _note(self, name: str, text: str) -> None:
+        with self._system.open_output_stream(f"{self._path}/.open/{name}") as file:
+            file.write(f"{text}\n".encode())
+        sync_files([f"{self._root}/.open/{name}"])
+
+    def find_decided(self, name: str) -> tuple[CheckpointId, str] | None:
+        """Return the checkpoint whose commit of a folder's files may have been asked for, and its branch."""
+        with (
+            suppress(FileNotFoundError),
+            self._system.open_input_stream(f"{self._path}/.open/{name}") as file,
+        ):
+            match file.read().decode().split():
+                case [text, checkpoint, branch] if text == _DECIDED:
+                    return CheckpointId(int(checkpoint)), branch
+        return None
 
     def list_open(self) -> list[str]:
         wanted = fs.FileSelector(f"{self._path}/.open", allow_not_found=True)
