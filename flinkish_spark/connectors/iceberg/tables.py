@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -61,6 +61,9 @@ class IcebergTables:
 
     def __init__(self, name: TableName, properties: Mapping[str, str]) -> None:
         self._name, self._given = name.catalog, properties
+        #: What pyiceberg, the catalog and a table's store have beside the given properties, maybe secrets.
+        self._others: list[Mapping[str, Any]] = []
+        self._store: Mapping[str, Any] = {}
 
     @cached_property
     def _properties(self) -> dict[str, str]:
@@ -69,9 +72,12 @@ class IcebergTables:
     @cached_property
     def _catalog(self) -> Catalog:
         try:
-            return load_catalog(self._name, **self._properties)
+            self._others = [_ENV_CONFIG.get_catalog_config(self._name) or {}]
+            catalog = load_catalog(self._name, **self._properties)
+            self._others.append(catalog.properties)
+            return catalog
         except (ValueError, ImportError) as error:
-            why = redact(str(error), self._properties, self._given)
+            why = self._redact(str(error))
             raise ConfigError(
                 f"the Iceberg catalog '{self._name}' is not configured",
                 why=why,
@@ -79,13 +85,19 @@ class IcebergTables:
                 f".pyiceberg.yaml, or by variables such as PYICEBERG_CATALOG__{self._name.upper()}__URI",
             ) from None
 
+    def _redact(self, text: str) -> str:
+        return redact(text, self._given, self._properties, *self._others, self._store)
+
     def find(self, name: TableName) -> Table | None:
         """Return a table as it is now; None if there is none."""
         with self.translate_errors(f"the table {name} cannot be loaded"):
             try:
-                return self._catalog.load_table(name.path)
+                table = self._catalog.load_table(name.path)
             except NoSuchTableError:
                 return None
+            # A catalog may give keys of the store for a while.
+            self._store = table.io.properties
+            return table
 
     def create(
         self,
@@ -114,12 +126,12 @@ class IcebergTables:
             except ValueError as error:
                 raise ConfigError(
                     f"the table {name} cannot be created",
-                    why=str(error).split("\n")[0],
+                    why=self._redact(str(error)).split("\n")[0],
                     what_to_do="correct partition_by and table_properties",
-                ) from error
+                ) from None
 
-    def commit(self, table: Table, change: TableChange, app: str, text: str, branch: str) -> Table:
-        """Commit a change by one snapshot with a mark, on top of the branch as it is in `table`.
+    def commit(self, table: Table, change: TableChange, name: str, text: str, branch: str) -> Table:
+        """Commit a change by one snapshot with a named mark, on top of the branch as it is in `table`.
 
         Raises CommitConflict if the branch has moved on.
         """
@@ -128,11 +140,11 @@ class IcebergTables:
         made: list[Any] = []
         with self.translate_errors(f"the catalog '{self._name}' does not take a commit"):
             try:
-                with _begin_snapshot(transaction, change, {app: text}, branch) as snapshot:
+                with _begin_snapshot(transaction, change, {name: text}, branch) as snapshot:
                     for file in change.added:
                         snapshot.append_data_file(file)
                 # In the same commit, since snapshots expire.
-                transaction.set_properties({app: text})
+                transaction.set_properties({name: text})
                 # This order matters: pyiceberg would delete the manifests of a commit that is refused, and a
                 # request that was sent twice on its way may be refused after it was taken.
                 made, transaction._snapshot_producers = transaction._snapshot_producers, []
@@ -143,7 +155,7 @@ class IcebergTables:
                     return now
                 for one in made:
                     one._clean_all_uncommitted()
-                raise CommitConflict(str(error)) from error
+                raise CommitConflict(self._redact(str(error))) from None
 
     @contextmanager
     def translate_errors(self, what: str) -> Iterator[None]:
@@ -152,7 +164,7 @@ class IcebergTables:
         except (FlinkishError, CommitConflict, TableRefusal):
             raise
         except Exception as error:
-            said = redact(f"{type(error).__name__}: {error}", self._properties, self._given)
+            said = self._redact(f"{type(error).__name__}: {error}")
             fault = EnvironmentFault(
                 what,
                 why=said.split("\n")[0],

@@ -36,9 +36,11 @@ from pyiceberg.types import (
 from pyspark.sql import types as T
 
 from flinkish_spark import IcebergSink
+from flinkish_spark.connectors.iceberg import tables as iceberg_tables
 from flinkish_spark.connectors.iceberg.data_files import FilesWork, metadata_for_tasks
 from flinkish_spark.connectors.iceberg.schemas import find_null, why_no_match, why_no_type, why_not_written
 from flinkish_spark.connectors.iceberg.sink import check_table
+from flinkish_spark.connectors.iceberg.tables import IcebergTables
 from flinkish_spark.connectors.staged_rows import DELETED
 from flinkish_spark.connectors.write_modes import Append, Upsert, WriteMode
 from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, SchemaError
@@ -350,6 +352,39 @@ def test_settings_are_checked_and_secrets_are_shown_nowhere(monkeypatch: pytest.
     assert "7" not in str(found.value)
 
 
+def test_no_text_of_an_error_has_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {
+        "credential": "client-7:hidden/1 ",
+        "adls.connection-string": "AccountName=me;AccountKey=hidden2==",
+        "auth": {"type": "oauth2", "oauth2": {"client_id": "me", "client_secret": "hidden3"}},
+        "header.Authorization": "Basic hidden4",
+    }
+    config = SimpleNamespace(get_catalog_config=lambda name: own if name == "lake" else None)
+    monkeypatch.setattr(iceberg_tables, "_ENV_CONFIG", config)
+    monkeypatch.setenv("HIDDEN", "hidden5")
+    rig = IcebergRig(tmp_path)
+    rig.create()
+    properties = {**rig.sink.properties, "user": "env:HIDDEN", "s3.session-token": "hidden6"}
+    tables = IcebergTables(rig.sink.name, properties)
+    table = tables.find(rig.sink.name)
+    assert table is not None
+    tables._catalog.properties["token"] = "hidden7"
+    table.io.properties["s3.secret-access-key"] = "hidden8"
+    monkeypatch.setattr(type(tables._catalog), "load_table", lambda *_: table)
+    tables.find(rig.sink.name)
+    shown = (
+        "type sql, me: client-7 hidden/1  hidden%2F1+ hidden2== hidden3 Basic hidden4 hidden5 hidden6 "
+        "hidden7 hidden8 https://x/y?sig=hidden9&a=b //u:p@hidden10@host/db?password=hidden11"
+    )
+    with pytest.raises(EnvironmentFault) as found, tables.translate_errors("nothing works"):
+        raise OSError(shown)
+    assert found.value.why == (
+        "OSError: type sql, me: *** *** *** *** *** *** *** *** *** *** "
+        "https://x/y?sig=***&a=b //***@host/db?password=***"
+    )
+    assert found.value.__cause__ is None
+
+
 def test_a_catalog_that_is_not_configured_or_a_namespace_that_is_missing_is_said(tmp_path: Path) -> None:
     rig = IcebergRig(tmp_path)
     rig.catalog.drop_namespace("shop")
@@ -358,8 +393,6 @@ def test_a_catalog_that_is_not_configured_or_a_namespace_that_is_missing_is_said
     other = IcebergRig(tmp_path, partition_by=("day(name)",))
     with pytest.raises(ConfigError, match="cannot be created"):
         other.create()
-    from flinkish_spark.connectors.iceberg.tables import IcebergTables
-
     sink = IcebergSink("nobody.shop.orders")
     with pytest.raises(ConfigError, match="catalog 'nobody' is not configured"):
         IcebergTables(sink.name, sink.properties).find(sink.name)
