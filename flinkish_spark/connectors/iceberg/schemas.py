@@ -30,6 +30,7 @@ from pyiceberg.types import (
 )
 from pyspark.sql import types as T
 
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types.arrow_types import arrow_schema, nullable_within
 
 #: Types of Spark, and those of Iceberg that hold all their values.
@@ -227,3 +228,46 @@ _INNER: dict[type[IcebergType], Callable[[pa.Array, Any], Iterator[str]]] = {
     ListType: _nulls_in_list,
     MapType: _nulls_in_map,
 }
+
+
+#: Types of Iceberg, and those of Spark that hold all their values.
+_SPARK_TYPES: dict[type[IcebergType], T.DataType] = {
+    BooleanType: T.BooleanType(),
+    IntegerType: T.IntegerType(),
+    LongType: T.LongType(),
+    FloatType: T.FloatType(),
+    DoubleType: T.DoubleType(),
+    DateType: T.DateType(),
+    TimestamptzType: T.TimestampType(),
+    TimestampType: T.TimestampNTZType(),
+    StringType: T.StringType(),
+    BinaryType: T.BinaryType(),
+}
+
+
+def spark_schema(schema: Schema, table: str) -> T.StructType:
+    """Return the fields of a table's rows; raise ConfigError for a type that Spark has not."""
+    return T.StructType([_spark_field(table, one.name, one) for one in schema.fields])
+
+
+def _spark_field(table: str, path: str, field: NestedField) -> T.StructField:
+    return T.StructField(field.name, _spark_type(table, path, field.field_type))
+
+
+def _spark_type(table: str, path: str, kind: IcebergType) -> T.DataType:
+    if isinstance(kind, StructType):
+        return T.StructType([_spark_field(table, f"{path}.{one.name}", one) for one in kind.fields])
+    if isinstance(kind, ListType):
+        return T.ArrayType(_spark_type(table, f"{path}.element", kind.element_type))
+    if isinstance(kind, MapType):
+        key = _spark_type(table, f"{path}.key", kind.key_type)
+        return T.MapType(key, _spark_type(table, f"{path}.value", kind.value_type))
+    if isinstance(kind, DecimalType):
+        return T.DecimalType(kind.precision, kind.scale)
+    if type(kind) not in _SPARK_TYPES:
+        raise ConfigError(
+            f"the Iceberg table {table} cannot be read",
+            why=f"its field {path} is {kind}, for which Spark has no type",
+            what_to_do="read it with Spark and env.from_dataframe, or another table without this field",
+        )
+    return _SPARK_TYPES[type(kind)]

@@ -29,6 +29,11 @@ _SECRET = re.compile(
 )
 _LOGIN = re.compile(r"//[^/\s]*@")
 
+TABLE = Annotated[
+    str, TextPattern(r"[^.\s]+(\.[^.\x00-\x1f]+){2,}", "catalog.schema.table, with a namespace at least")
+]
+BRANCH = Annotated[str, TextPattern(r"[^\s]+", "the name of a branch")]
+
 
 @dataclass(frozen=True, slots=True)
 class TableName:
@@ -80,11 +85,9 @@ class PartitionTransform:
 class IcebergSinkSettings:
     """The parameters of :class:`~flinkish_spark.IcebergSink`, which describes them."""
 
-    table: Annotated[
-        str, TextPattern(r"[^.\s]+(\.[^.\x00-\x1f]+){2,}", "catalog.schema.table, with a namespace at least")
-    ]
+    table: TABLE
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    branch: Annotated[str, TextPattern(r"[^\s]+", "the name of a branch")] = "main"
+    branch: BRANCH = "main"
     create_table: bool = False
     partition_by: tuple[str, ...] = ()
     table_properties: Mapping[str, str] = field(default_factory=dict)
@@ -92,14 +95,7 @@ class IcebergSinkSettings:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        given = self.properties
-        texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
-        if not all(isinstance(one, str) for one in texts):
-            # The values may be secrets.
-            raise ConfigError(
-                f"the properties of the catalog of {self.table} are no texts by name",
-                what_to_do='give a dict of texts, such as {"type": "rest", "uri": "env:CATALOG"}',
-            )
+        check_properties(self.table, self.properties)
         if not self.create_table and (self.partition_by or self.table_properties):
             raise ConfigError(
                 f"partition_by and table_properties are for a new table, and {self.table} is not created",
@@ -115,6 +111,16 @@ class IcebergSinkSettings:
     @property
     def transforms(self) -> tuple[PartitionTransform, ...]:
         return tuple(map(PartitionTransform.parse, self.partition_by))
+
+
+def check_properties(table: str, given: Mapping[str, str]) -> None:
+    texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
+    if not all(isinstance(one, str) for one in texts):
+        # The values may be secrets.
+        raise ConfigError(
+            f"the properties of the catalog of {table} are no texts by name",
+            what_to_do='give a dict of texts, such as {"type": "rest", "uri": "env:CATALOG"}',
+        )
 
 
 def redact(text: str, given: Mapping[str, str], *properties: Mapping[str, Any]) -> str:
