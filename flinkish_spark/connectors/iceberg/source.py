@@ -11,7 +11,7 @@ from flinkish_spark.connectors.files.input_formats import ParquetFiles
 from flinkish_spark.connectors.files.source import Discovery, FileList, FileSource, FoundFile
 from flinkish_spark.connectors.iceberg.settings import BRANCH, TABLE, TableName, check_properties
 from flinkish_spark.connectors.rates import RateLimit
-from flinkish_spark.connectors.splits import SourceUnavailable, ask_once
+from flinkish_spark.connectors.splits import SourceUnavailable
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, InputLostError
 from flinkish_spark.core.fields import Range, check_arguments
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 #: Entries of a listed file: its snapshot, files with positions of deleted rows, ids of fields it must have.
 _SNAPSHOT, _DELETES, _NEEDED = "flinkish:snapshot", "flinkish:deletes", "flinkish:needed"
-_BEGINNING, _KIND = "beginning.json", "iceberg-beginning"
+#: Path of an entry that stands for a snapshot without new rows.
+_NO_FILE = ""
 
 
 @dataclass(frozen=True)
@@ -126,19 +127,21 @@ class IcebergSource(FileSource):
             max_bytes_per_batch=max_bytes_per_trigger,
             rate=rate,
         )
-        #: How many files were listed, and the last snapshot that was looked at; kept in this process only.
-        self._passed: tuple[int, int | None] = -1, None
+        if branch != "main" and branch not in found.metadata.refs:
+            self._refuse(f"it has no branch '{branch}'", "create it, or correct it")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_tables": None, "_passed": (-1, None)}
+        return {**super().__getstate__(), "_tables": None}
 
     def _check_path(self, path: Any) -> str:
-        return str(path)
+        # A snapshot has the whole locations of its files.
+        return ""
 
     def _place(self, name: str = "") -> Any:
         return _Place(self._store, name)
 
     def _load(self) -> Table:
+        from flinkish_spark.connectors.iceberg.schemas import NEWEST_FORMAT
         from flinkish_spark.connectors.iceberg.tables import IcebergTables
 
         self._tables = self._tables or IcebergTables(self._name, self._properties)
@@ -147,6 +150,10 @@ class IcebergSource(FileSource):
             raise ConfigError(
                 f"there is no Iceberg table {self._name}", what_to_do="create it, or correct it"
             )
+        if table.metadata.format_version > NEWEST_FORMAT:
+            # Its fields have default values, and its deletion vectors are in other files.
+            why = f"its format version is {table.metadata.format_version}, and versions 1 and 2 are read"
+            self._refuse(why, "read it with Spark and env.from_dataframe")
         return table
 
     def _refuse(self, why: str, what_to_do: str) -> NoReturn:
@@ -182,27 +189,19 @@ class IcebergSource(FileSource):
 
     def _find_new(self, table: Table, known: FileList) -> list[FoundFile]:
         history, found = self._history(table), list[FoundFile]()
-        listed, after = self._passed
-        if listed != len(known) and len(known):
-            after = int(known[len(known) - 1].partition[_SNAPSHOT] or 0)
-        elif listed != len(known) and self._starting is None:
-            after = self._find_whole(history)
-            found += [] if after is None else self._files_of(table, after)
-        for one in self._list_after(history, after):
-            found += self._files_in(table, one) if not self.is_bounded else []
+        after = int(known[len(known) - 1].partition[_SNAPSHOT] or 0) if len(known) else None
+        unread = self._list_after(history, after) if len(known) or self._starting is not None else history[:1]
+        for one in unread:
+            is_whole = after is None and self._starting is None
+            found += self._files_of(table, one) if is_whole else self._files_in(table, one)
             after = one.snapshot_id
-        # Snapshots without files leave no trace in the list.
-        self._passed = len(known) if not found else -1, after
+        if unread and (not found or found[-1].partition[_SNAPSHOT] != str(after)):
+            # The next look goes on after it, also if it has expired by then.
+            found.append(FoundFile(_NO_FILE, 0, 0, 0, {_SNAPSHOT: str(after)}))
         return found
 
-    def _find_whole(self, history: Sequence[Snapshot]) -> int | None:
-        """Return the snapshot that is read whole, None of an empty table; fixed at the first look."""
-        newest = history[0].snapshot_id if history else None
-        stored = ask_once(self.job_store, _BEGINNING, _KIND, lambda: {"snapshot": newest})
-        return None if stored["snapshot"] is None else int(stored["snapshot"])
-
     def _list_after(self, history: Sequence[Snapshot], after: int | None) -> list[Snapshot]:
-        """Return the snapshots that came after one, oldest first."""
+        """Return the snapshots that came after one, oldest first; after none, the first and all later."""
         found: list[Snapshot] = []
         for one in history:
             if one.snapshot_id == after:
@@ -210,8 +209,8 @@ class IcebergSource(FileSource):
             found.append(one)
             if after is None and one.snapshot_id == self._starting:
                 return found[::-1]
-        last = found[-1].parent_snapshot_id if found else None
-        if last == after and (after is not None or self._starting is None):
+        # The last one that was read may have expired itself.
+        if after is not None and found and found[-1].parent_snapshot_id == after:
             return found[::-1]
         raise InputLostError(
             f"the branch '{self._branch}' of the Iceberg table {self._name} has lost snapshots that the job "
@@ -221,18 +220,16 @@ class IcebergSource(FileSource):
             what_to_do="keep snapshots longer than a job may be down; begin at a newer one in a new job_dir",
         )
 
-    def _files_of(self, table: Table, snapshot_id: int) -> list[FoundFile]:
+    def _files_of(self, table: Table, snapshot: Snapshot) -> list[FoundFile]:
+        """Return all files of a snapshot, in the order in which they came into the table."""
         from flinkish_spark.connectors.iceberg.live_files import LiveFiles
 
-        snapshot = table.metadata.snapshot_by_id(snapshot_id)
-        if snapshot is None:
-            raise InputLostError(
-                f"snapshot {snapshot_id} of the Iceberg table {self._name} has expired",
-                why="the job has not listed its files yet",
-                what_to_do="start a new job with a new job_dir",
-            )
+        times = {one.snapshot_id: one.timestamp_ms for one in table.metadata.snapshots}
         live = LiveFiles.read(table, snapshot)
-        return [self._make_found(table, snapshot_id, one, live.deletes_of(one)) for one in live.data()]
+        entries = sorted(
+            live.data(), key=lambda one: (one.sequence_number or 0, times.get(one.snapshot_id or 0, 0))
+        )
+        return [self._make_found(table, snapshot.snapshot_id, one, live.deletes_of(one)) for one in entries]
 
     def _files_in(self, table: Table, snapshot: Snapshot) -> list[FoundFile]:
         """Return the files that a snapshot appends."""
@@ -248,11 +245,9 @@ class IcebergSource(FileSource):
                 "and a source of rows that are added cannot say that others are gone",
                 "pass over such snapshots with skip_overwrites=True, or begin after it in a new job_dir",
             )
-        manifests = [
-            one
-            for one in snapshot.manifests(table.io)
-            if one.content == ManifestContent.DATA and one.added_snapshot_id == at
-        ]
+        manifests = [one for one in snapshot.manifests(table.io) if one.added_snapshot_id == at]
+        if any(one.content != ManifestContent.DATA for one in manifests):
+            self._refuse(f"its snapshot {at} appends and deletes rows", "begin after it in a new job_dir")
         entries = (entry for one in manifests for entry in one.fetch_manifest_entry(table.io))
         added = (one for one in entries if (one.status, one.snapshot_id) == (ManifestEntryStatus.ADDED, at))
         return [self._make_found(table, at, one, ()) for one in added]
@@ -260,6 +255,8 @@ class IcebergSource(FileSource):
     def _make_found(self, table: Table, at: int, entry: ManifestEntry, deletes: Any) -> FoundFile:
         from flinkish_spark.connectors.iceberg.live_files import check_readable
 
+        for one in deletes:
+            check_readable(table, one)
         file = entry.data_file
         more = {_SNAPSHOT: str(at)}
         if needed := check_readable(table, file):
@@ -272,6 +269,9 @@ class IcebergSource(FileSource):
         return False
 
     # In a task:
+    def _check_unchanged(self, file: FoundFile) -> str:
+        return file.path if file.path == _NO_FILE else super()._check_unchanged(file)
+
     def _records(self, file: FoundFile, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -280,10 +280,19 @@ class IcebergSource(FileSource):
 
         from flinkish_spark.connectors.iceberg.live_files import find_deleted, read_rows
 
+        if path == _NO_FILE:
+            return
         io = PyArrowFileIO(dict(self._store))
         paths = json.loads(file.partition.get(_DELETES) or "[]")
         deletes = [DataFile.from_args(file_path=one, file_format=FileFormat.PARQUET) for one in paths]
-        deleted, place = find_deleted(io, file.path, deletes), 0
+        try:
+            deleted, place = find_deleted(io, file.path, deletes), 0
+        except FileNotFoundError as error:
+            raise InputLostError(
+                f"a file with deleted rows of {path} is gone",
+                why=str(error),
+                what_to_do="restore the file; or start a new job with a new job_dir",
+            ) from error
         needed = [*map(int, (file.partition.get(_NEEDED) or "").split())]
         for batch in read_rows(io, file.path, self._fields, needed=needed):
             kept = batch

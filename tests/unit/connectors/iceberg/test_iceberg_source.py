@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pyarrow as pa
 import pytest
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.schema import Schema
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.types import LongType, NestedField, StringType, UUIDType
 
 from flinkish_spark import Upsert
 from flinkish_spark.connectors.files import source as file_source
+from flinkish_spark.connectors.iceberg.tables import IcebergTables
 from flinkish_spark.connectors.split_positions import SplitPosition
 from flinkish_spark.core.errors import ConfigError, InputLostError
 from flinkish_spark.sources import Discovery, IcebergSource
@@ -87,6 +91,76 @@ def test_a_table_that_is_empty_at_the_first_look_is_read_from_its_first_snapshot
     assert rows(step(other, end)[1]) == rows(step(reader, end)[1]) == [(1, "a")]
 
 
+def test_rows_of_a_table_that_is_empty_at_first_are_read_also_if_their_snapshots_expire(
+    rig: IcebergRig, tmp_path: Path
+) -> None:
+    reader = reader_of(source_of(rig), tmp_path)
+    start, found = step(reader, reader.initialOffset())
+    assert not found
+    first = append(rig, (1, "a"))
+    append(rig, (2, "b"))
+    # pyiceberg removes the name of the one before from the second.
+    rig.table.maintenance.expire_snapshots().by_id(first).commit()
+    assert rows(step(reader, start)[1]) == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_rows_are_read_in_the_order_in_which_they_came_into_the_table(tmp_path: Path, version: str) -> None:
+    rig = IcebergRig(tmp_path, table_properties={"format-version": version})
+    rig.create()
+    for key in (3, 1, 2):
+        append(rig, (key, "a"))
+        time.sleep(0.002)
+    reader = reader_of(source_of(rig), tmp_path)
+    end, found = step(reader, reader.initialOffset())
+    assert [row[0] for row in found] == [3, 1, 2]
+    for key in (7, 5, 6):
+        append(rig, (key, "a"))
+    assert [row[0] for row in step(reader, end)[1]] == [7, 5, 6]
+
+
+def mark_as_compactions(monkeypatch: pytest.MonkeyPatch, ids: set[int]) -> None:
+    """Let a source see snapshots as those of a compaction, which pyiceberg does not make."""
+    find = IcebergTables.find
+
+    def find_compacted(self: IcebergTables, name: Any) -> Table | None:
+        table = find(self, name)
+        if table is not None:
+            snapshots = [
+                one.model_copy(update={"summary": Summary(Operation.REPLACE)})
+                if one.snapshot_id in ids
+                else one
+                for one in table.metadata.snapshots
+            ]
+            table.metadata = table.metadata.model_copy(update={"snapshots": snapshots})
+        return table
+
+    monkeypatch.setattr(IcebergTables, "find", find_compacted)
+
+
+def test_a_compaction_has_no_new_rows_and_the_job_goes_on_after_it_when_the_ones_before_have_expired(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = IcebergRig(tmp_path, mode=Upsert(("id",)))
+    rig.create()
+    ids = [append(rig, (1, "a"), (2, "b"))]
+    reader = reader_of(source_of(rig), tmp_path)
+    end, found = step(reader, reader.initialOffset())
+    assert rows(found) == [(1, "a"), (2, "b")]
+    for checkpoint in (1, 2):
+        rig.commit(checkpoint, rig.stage([(1, "a")]))
+        ids.append(rig.table.metadata.current_snapshot_id or 0)
+    mark_as_compactions(monkeypatch, set(ids[1:]))
+    end, found = step(reader, end)
+    assert not found
+    rig.table.maintenance.expire_snapshots().by_ids(ids[:2]).commit()
+    append(rig, (3, "c"))
+    for one in (reader_of(source_of(rig), tmp_path), reader):
+        later, found = step(one, end)
+        assert rows(found) == [(3, "c")]
+        assert step(one, later) == (later, [])
+
+
 def test_a_bounded_source_ends_with_the_snapshot_of_its_first_look(rig: IcebergRig, tmp_path: Path) -> None:
     append(rig, (1, "a"))
     reader = reader_of(source_of(rig, discovery=Discovery.ONCE), tmp_path)
@@ -153,6 +227,28 @@ def test_deleted_rows_of_the_first_snapshot_are_not_read(rig: IcebergRig, tmp_pa
         step(other, other.initialOffset())
 
 
+def test_deletes_that_are_gone_are_lost_input(rig: IcebergRig, tmp_path: Path) -> None:
+    append(rig, (1, "a"), (2, "b"))
+    [task] = rig.table.scan().plan_files()
+    commit_deletes(rig, DataFileContent.POSITION_DELETES, task.file.file_path, [1])
+    [deletes] = [path for path in rig.files() if "delete" in path]
+    reader = reader_of(source_of(rig), tmp_path)
+    [path] = (rig.root / "warehouse").rglob(deletes)
+    path.rename(path.with_suffix(".gone"))
+    with pytest.raises(InputLostError, match="a file with deleted rows of"):
+        step(reader, reader.initialOffset())
+
+
+def test_a_snapshot_that_appends_and_deletes_is_refused(rig: IcebergRig, tmp_path: Path) -> None:
+    append(rig, (1, "a"), (2, "b"))
+    reader = reader_of(source_of(rig), tmp_path)
+    end, _ = step(reader, reader.initialOffset())
+    [task] = rig.table.scan().plan_files()
+    commit_deletes(rig, DataFileContent.POSITION_DELETES, task.file.file_path, [1])
+    with pytest.raises(ConfigError, match="appends and deletes rows"):
+        step(reader, end)
+
+
 def test_values_of_every_type_are_read_as_they_were_written(tmp_path: Path) -> None:
     wider = ALL.replace("b TINYINT, s SMALLINT", "b INT, s INT").replace("q: SMALLINT", "q: INT")
     rig = IcebergRig(tmp_path, wider)
@@ -200,7 +296,9 @@ def test_history_that_is_gone_is_lost_input_and_another_table_too(rig: IcebergRi
         step(reader, kept)
 
 
-def test_a_table_or_a_type_that_cannot_be_read_is_refused_by_name(rig: IcebergRig) -> None:
+def test_a_table_or_a_type_that_cannot_be_read_is_refused_by_name(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rig.catalog.drop_table("shop.orders")
     with pytest.raises(ConfigError, match=r"there is no Iceberg table lake\.shop\.orders"):
         source_of(rig)
@@ -214,6 +312,21 @@ def test_a_table_or_a_type_that_cannot_be_read_is_refused_by_name(rig: IcebergRi
         source_of(rig)
     with pytest.raises(ConfigError, match="table"):
         IcebergSource("orders")
+    rig.catalog.drop_table("shop.orders")
+    rig.create()
+    with pytest.raises(ConfigError, match="It has no branch 'staging'"):
+        source_of(rig, branch="staging")
+    find = IcebergTables.find
+
+    def find_newer(self: IcebergTables, name: Any) -> Table | None:
+        table = find(self, name)
+        assert table is not None
+        table.metadata = table.metadata.model_copy(update={"format_version": 3})
+        return table
+
+    monkeypatch.setattr(IcebergTables, "find", find_newer)
+    with pytest.raises(ConfigError, match="Its format version is 3"):
+        source_of(rig)
 
 
 def test_a_source_that_is_sent_somewhere_has_no_open_catalog(rig: IcebergRig) -> None:
