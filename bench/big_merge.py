@@ -53,7 +53,7 @@ def rows_to_merge(table, count, where):
 def by_delta_rs(args):
     from flinkish_spark import Upsert
     from flinkish_spark.connectors.delta.tables import DeltaTables, Marker
-    from flinkish_spark.connectors.delta.writer import DELETED
+    from flinkish_spark.connectors.staged_rows import DELETED
 
     rows = pq.read_table(args.source)
     rows = rows.append_column(DELETED, pa.repeat(False, len(rows)))

@@ -21,10 +21,7 @@ from .checkpoint.hooks import UnknownHookState as UnknownHookState
 from .connectors.dead_letters import SinkWithDeadLetters as SinkWithDeadLetters
 from .connectors.delta.manifest import DeltaManifest as DeltaManifest
 from .connectors.delta.sink import DeltaSink as DeltaSink
-from .connectors.delta.table import Append as Append
-from .connectors.delta.table import OverwritePartitions as OverwritePartitions
 from .connectors.delta.table import SchemaEvolution as SchemaEvolution
-from .connectors.delta.table import Upsert as Upsert
 from .connectors.driver_sinks import ForeachCheckpointSink as ForeachCheckpointSink
 from .connectors.driver_sinks import ForeachSink as ForeachSink
 from .connectors.driver_sinks import MemorySink as MemorySink
@@ -80,6 +77,9 @@ from .connectors.plain_formats import String as String
 from .connectors.two_phase import RefusedRecordError as RefusedRecordError
 from .connectors.two_phase import SinkTransaction as SinkTransaction
 from .connectors.two_phase import TwoPhaseCommitSink as TwoPhaseCommitSink
+from .connectors.write_modes import Append as Append
+from .connectors.write_modes import OverwritePartitions as OverwritePartitions
+from .connectors.write_modes import Upsert as Upsert
 from .contracts.hooks import MasterHook as MasterHook
 from .contracts.sink import CompletedCheckpoint as CompletedCheckpoint
 from .core.accumulators import Accumulator as Accumulator

@@ -1,10 +1,7 @@
 from .connectors.dead_letters import SinkWithDeadLetters as SinkWithDeadLetters
 from .connectors.delta.manifest import DeltaManifest as DeltaManifest
 from .connectors.delta.sink import DeltaSink as DeltaSink
-from .connectors.delta.table import Append as Append
-from .connectors.delta.table import OverwritePartitions as OverwritePartitions
 from .connectors.delta.table import SchemaEvolution as SchemaEvolution
-from .connectors.delta.table import Upsert as Upsert
 from .connectors.driver_sinks import ForeachCheckpointSink as ForeachCheckpointSink
 from .connectors.driver_sinks import ForeachSink as ForeachSink
 from .connectors.driver_sinks import MemorySink as MemorySink
@@ -37,6 +34,9 @@ from .connectors.kafka.sink import KafkaSink as KafkaSink
 from .connectors.two_phase import RefusedRecordError as RefusedRecordError
 from .connectors.two_phase import SinkTransaction as SinkTransaction
 from .connectors.two_phase import TwoPhaseCommitSink as TwoPhaseCommitSink
+from .connectors.write_modes import Append as Append
+from .connectors.write_modes import OverwritePartitions as OverwritePartitions
+from .connectors.write_modes import Upsert as Upsert
 from .contracts.sink import CompletedCheckpoint as CompletedCheckpoint
 from .core.formats import DeadLetter as DeadLetter
 from .core.formats import OnBadRecord as OnBadRecord

@@ -19,6 +19,7 @@ from .connectors.generator import RandomLong as RandomLong
 from .connectors.generator import RandomText as RandomText
 from .connectors.generator import Times as Times
 from .connectors.hybrid import HybridSource as HybridSource
+from .connectors.iceberg.source import IcebergSource as IcebergSource
 from .connectors.kafka.chaining.upstream import UpstreamJob as UpstreamJob
 from .connectors.kafka.offsets import EndAtLatest as EndAtLatest
 from .connectors.kafka.offsets import EndAtOffsets as EndAtOffsets

@@ -51,7 +51,7 @@ API = (
     ("joins", "Joins", ("joins",)),
     ("patterns", "Patterns", ("cep",)),
     ("kafka", "Kafka", ("connectors.kafka",)),
-    ("delta", "Delta", ("connectors.delta",)),
+    ("delta", "Delta", ("connectors.delta", "connectors.write_modes")),
     ("iceberg", "Iceberg", ("connectors.iceberg",)),
     ("files", "Files", ("connectors.files",)),
     ("databases", "Databases", ("connectors.jdbc",)),

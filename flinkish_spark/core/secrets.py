@@ -1,4 +1,4 @@
-"""Places of secrets. Only the place is kept; the secret is read for each connection."""
+"""Places of secrets, which are read for each connection; and texts without secrets."""
 
 from __future__ import annotations
 
@@ -98,3 +98,23 @@ def secret_of(value: str | Secret, name: str = "password") -> Secret:
 
 def place_of(secret: EnvironmentSecret | FileSecret) -> str:
     return f"env:{secret.variable}" if isinstance(secret, EnvironmentSecret) else f"file:{secret.path}"
+
+
+_HIDDEN = "***"
+#: Values of such names are hidden, as in messages about Kafka's options.
+_SHOWN_SECRET = re.compile(
+    r"""(?ix)
+    ([\w.\-]*(?:passw|passphrase|jaas|secret|token|credential|(?:access|api|account|private|shared)[._-]?key
+      |x-amz-signature|\bsig)
+     [\w.\-]*["']?\s*[=:]\s*)
+    ("[^"\n]*"|'[^'\n]*'|[^\s,;&)}\]]+)
+    """
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}")
+_IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
+
+
+def hide_secrets(text: str) -> str:
+    """Replace everything in a text that looks like a secret."""
+    text = _SHOWN_SECRET.sub(rf"\g<1>{_HIDDEN}", text)
+    return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 import logging
-import re
 import sys
 import tempfile
 import traceback
 
 from flinkish_spark.core.errors import FlinkishError, causes_of
+from flinkish_spark.core.secrets import hide_secrets
 
 LOG = logging.getLogger(__name__)
-_HIDDEN = "***"
-#: Values of such names are hidden, as in messages about Kafka's options.
-_SECRET = re.compile(
-    r"""(?ix)
-    ([\w.\-]*(?:passw|passphrase|jaas|secret|token|credential|(?:access|api|account|private|shared)[._-]?key)
-     [\w.\-]*["']?\s*[=:]\s*)
-    ("[^"\n]*"|'[^'\n]*'|[^\s,;&)}\]]+)
-    """
-)
-_BEARER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}")
-_IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
-
-
-def hide_secrets(text: str) -> str:
-    """Replace everything in a text that looks like a secret."""
-    text = _SECRET.sub(rf"\g<1>{_HIDDEN}", text)
-    return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))
 
 
 def write_trace_file(error: FlinkishError, job: str) -> FlinkishError:

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 
 from flinkish_spark.core.log_context import log_facts
-from flinkish_spark.job.trace_log import hide_secrets
+from flinkish_spark.core.secrets import hide_secrets
 
 
 class JsonFormatter(logging.Formatter):

@@ -14,10 +14,10 @@ from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.extras import how_to_install
+from flinkish_spark.core.secrets import hide_secrets
 from flinkish_spark.core.version import __version__
 from flinkish_spark.job.face import ReportedJob, Reporter
 from flinkish_spark.job.snapshot import JobSnapshot
-from flinkish_spark.job.trace_log import hide_secrets
 from flinkish_spark.planning.sink_rows import PlannedJob, PlannedSink, select_sink_rows
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import source_of

@@ -19,6 +19,7 @@ from flinkish_spark import (
     MemorySink,
     PrintSink,
     SinkWithDeadLetters,
+    Upsert,
 )
 from flinkish_spark.contracts.sink import Sink
 from tests.crash.families_rig import Servers
@@ -37,6 +38,7 @@ BEHIND_FAILURE = (
     "kafka-second",
     "kafka-atomic",
     "delta-upsert",
+    "iceberg-upsert",
     "jdbc-sqlite",
     "two-phase",
     "letters",
@@ -129,6 +131,9 @@ class Branches:
             "iceberg": lambda: IcebergSink(
                 "lake.shop.totals", catalog_properties(self._lake), create_table=True, partition_by=("user",)
             ),
+            "iceberg-upsert": lambda: IcebergSink(
+                "lake.shop.newest", catalog_properties(self._lake), create_table=True, mode=Upsert(("user",))
+            ),
             "foreach": lambda: ForeachSink(self.called.each),
             "foreach-checkpoint": lambda: ForeachCheckpointSink(self.called.together),
             "letters": lambda: SinkWithDeadLetters(
@@ -149,6 +154,7 @@ class Branches:
         """Return what readers see, by sink."""
         seen: dict[str, Counter[Any]] = {uid: looker.look() for uid, looker in self._lookers.items()}
         seen["iceberg"] = rows_in(self._catalog.load_table("shop.totals"))
+        seen["iceberg-upsert"] = rows_in(self._catalog.load_table("shop.newest"))
         seen["foreach"] = Counter(row for _, row in self.called.rows)
         seen["foreach-checkpoint"] = _all_of(self.called.checkpoints.values())
         letters = [json.loads(letter.record) for letter in self._letters.rows()]
@@ -172,7 +178,7 @@ class Branches:
 
 def expected(uid: str, values: Sequence[bytes]) -> Counter[Any]:
     """Return what readers of a sink must see once these orders are through."""
-    if uid == "delta-upsert":
+    if uid in ("delta-upsert", "iceberg-upsert"):
         return newest_totals(values)
     if uid in ("two-phase", "letters"):
         return without_counts(values)

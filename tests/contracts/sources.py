@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from pyspark.sql import functions as F
 
 from flinkish_spark import Json, KafkaSource, StreamExecutionEnvironment
@@ -24,6 +25,7 @@ from flinkish_spark.sources import (
     Discovery,
     FileSource,
     HybridSource,
+    IcebergSource,
     KafkaRecordsSource,
     RateLimit,
     SocketTextSource,
@@ -31,12 +33,13 @@ from flinkish_spark.sources import (
 )
 from tests.crash.sources_app import Books
 from tests.support import effort
+from tests.support.iceberg_rig import catalog_of, catalog_properties
 from tests.support.jobs import produce
 
 #: Uids of those that have a place in savepoints; they are read by one operator.
 POSITIONED = (
-    "kafka", "kafka-records", "files", "delta-feed", "delta-rows", "delta-table", "generator",
-    "collection", "hybrid", "own",
+    "kafka", "kafka-records", "files", "delta-feed", "delta-rows", "delta-table", "iceberg",
+    "generator", "collection", "hybrid", "own",
 )  # fmt: skip
 #: Spark's own reader, which cannot be told where to begin: a restored job reads its input anew.
 BEGINNING_ANEW = ("dataframe",)
@@ -55,6 +58,8 @@ _SLOW, _LESS_SLOW = RateLimit(records_per_batch=LINES // 2), RateLimit(records_p
 
 #: Whose values are objects of JSON.
 _DECODED = ("kafka",)
+#: Whose rows have a field of that name.
+_LINES = ("delta-feed", "delta-rows", "iceberg")
 
 #: Lines by where they come from, in their order.
 Lines = dict[str, list[str]]
@@ -118,6 +123,9 @@ class Inputs:
         for name in ("table", "old-table"):
             column = "line" if name == "table" else "value"
             self._sql(name, f"CREATE TABLE {{}} ({column} STRING) USING delta TBLPROPERTIES ({properties})")
+        self._folder("lake").mkdir()
+        self._catalog = catalog_of(self._folder("lake"))
+        self._catalog.create_table("shop.lines", pa.schema([("line", pa.string())]))
         self._write_bounded()
 
     def _folder(self, name: str) -> Path:
@@ -150,6 +158,9 @@ class Inputs:
         lines = self._next("delta", LINES)
         self._append("table", lines)
         self._add(["delta-feed", "delta-rows"], "all", lines)
+        lines = self._next("iceberg", LINES)
+        self._catalog.load_table("shop.lines").append(pa.table({"line": lines}))
+        self._add(["iceberg"], "all", lines)
         # A split more in every round.
         for book in range(number + 1):
             lines = self._next(f"book-{book}", LINES // 2)
@@ -220,6 +231,9 @@ class Inputs:
             "delta-feed": lambda: DeltaSource(table, DeltaChanges.FEED, starting_version=0),
             "delta-rows": lambda: DeltaSource(table),
             "delta-table": lambda: DeltaTableSource(str(self._folder("old-table"))),
+            "iceberg": lambda: IcebergSource(
+                "lake.shop.lines", catalog_properties(self._folder("lake")), discover_every_ms=200
+            ),
             "generator": lambda: DataGeneratorSource(
                 {"id": Counting()}, records=LINES, splits=PARTITIONS, rate=_SLOW
             ),
@@ -258,7 +272,7 @@ def _with_origin(uid: str) -> Callable[[Any], Any]:
     elif uid == "own":
         origin, line = F.col("origin"), F.col("line")
     else:
-        origin, line = F.lit("all"), F.col("line" if uid in ("delta-feed", "delta-rows") else "value")
+        origin, line = F.lit("all"), F.col("line" if uid in _LINES else "value")
     if uid in ("hybrid", "kafka-records"):
         # Lines of parts begin with their names, those of Kafka's go on with their partitions.
         words = F.split(line, " ")

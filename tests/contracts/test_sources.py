@@ -42,6 +42,7 @@ from flinkish_spark.sources import (
     DeltaTableSource,
     FileSource,
     HybridSource,
+    IcebergSource,
     KafkaRecordsSource,
     KafkaSource,
     SocketTextSource,
@@ -247,7 +248,7 @@ def test_no_source_is_missing() -> None:
     public = {getattr(flinkish_spark.sources, name) for name in dir(flinkish_spark.sources)}
     kinds = {one for one in public if isinstance(one, type) and issubclass(one, Source)}
     bounded = {CollectionSource, DataGeneratorSource, DeltaTableSource}
-    growing = {DeltaSource, FileSource, HybridSource, KafkaRecordsSource, KafkaSource}
+    growing = {DeltaSource, FileSource, HybridSource, IcebergSource, KafkaRecordsSource, KafkaSource}
     assert kinds == bounded | growing | {SocketTextSource, SplitSource}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,19 @@ from pyspark.sql import types as T
 
 from flinkish_spark import CheckpointConfig, IcebergSink
 from flinkish_spark.connectors.iceberg.committing import IcebergCommitter
-from flinkish_spark.connectors.iceberg.data_files import DataFileWriter, metadata_for_tasks
+from flinkish_spark.connectors.iceberg.data_files import (
+    SEQUENCE,
+    DataFileWriter,
+    RowFileWriter,
+    metadata_for_tasks,
+    store_of,
+)
 from flinkish_spark.connectors.iceberg.sink import check_table, make_payload
-from flinkish_spark.connectors.iceberg.tables import IcebergTables, app_id, folders_of, store_of
+from flinkish_spark.connectors.iceberg.tables import IcebergTables, app_id, folders_of
 from flinkish_spark.connectors.staged_ids import StagedId
+from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER
+from flinkish_spark.connectors.upserts import select_stored
+from flinkish_spark.connectors.write_modes import Upsert
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable
 from flinkish_spark.types.arrow_types import arrow_schema
@@ -71,7 +80,8 @@ class IcebergRig:
         return IcebergCommitter(self.sink, context)
 
     def create(self) -> Table:
-        self.tables.create(self.sink.name, self.fields, self.sink.transforms, self.sink.table_properties)
+        fields = select_stored(self.sink.mode, self.fields)
+        self.tables.create(self.sink.name, fields, self.sink.transforms, self.sink.table_properties)
         return self.table
 
     @property
@@ -85,21 +95,40 @@ class IcebergRig:
     def rows(self, branch: str = "main") -> Counter[tuple[Any, ...]]:
         return rows_in(self.table, branch)
 
-    def stage(self, rows: Sequence[Sequence[Any]], block: int | None = None) -> Committable:
-        """Stage rows as one task does, and pass the committable through JSON as a staged file does."""
+    def stage(
+        self,
+        rows: Sequence[Sequence[Any]],
+        block: int | None = None,
+        *,
+        deleted: Collection[int] = (),
+    ) -> Committable:
+        """Stage rows as one task does, and pass the committable through JSON as a staged file does.
+
+        For a sink that upserts, those at the places `deleted` delete the row with their key.
+        """
         self._blocks += 1
-        table = check_table(self.sink, UID, self.tables.find(self.sink.name), self.fields)
+        mode = self.sink.mode
+        stored = select_stored(mode, self.fields)
+        table = check_table(self.sink, UID, self.tables.find(self.sink.name), stored)
         staged = str(StagedId.new(self.epoch, block or self._blocks))
         folder = self.folders.open(staged)
         told = TableMetadataUtil.parse_raw(metadata_for_tasks(table.metadata))
-        writer = DataFileWriter(told, folder, store_of(table))
         names = self.fields.names
-        writer.add(
-            pa.RecordBatch.from_pylist(
-                [dict(zip(names, row, strict=True)) for row in rows], arrow_schema(self.fields)
-            )
+        given = pa.RecordBatch.from_pylist(
+            [dict(zip(names, row, strict=True)) for row in rows], arrow_schema(self.fields)
         )
-        payload = make_payload(self.sink, table, staged, names, writer.finish())
+        batch, io = given.select(stored.names), store_of(table)
+        writer: DataFileWriter | RowFileWriter = DataFileWriter(told, folder, io)
+        if isinstance(mode, Upsert):
+            writer = RowFileWriter(told, folder, io)
+            if mode.sequence_by in mode.left_out:
+                batch = batch.append_column(SEQUENCE, given.column(mode.sequence_by))
+            control = {DELETED: [at in deleted for at in range(len(rows))]}
+            control |= {BATCH: [self._blocks] * len(rows), ORDER: [*range(len(rows))]}
+            for name, values in control.items():
+                batch = batch.append_column(name, pa.array(values))
+        writer.add(batch)
+        payload = make_payload(self.sink, table, staged, stored, writer.finish())
         return Committable(UID, json.loads(json.dumps(payload, allow_nan=False)))
 
     def commit(

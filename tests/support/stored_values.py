@@ -89,9 +89,9 @@ RECORDS = (
     "connectors.kafka.offsets EndAtTimestamp",
     "connectors.kafka.offsets EndAtOffsets",
     "core.upstream_cut Cut",
-    "connectors.delta.table Append",
-    "connectors.delta.table OverwritePartitions",
-    "connectors.delta.table Upsert",
+    "connectors.write_modes Append",
+    "connectors.write_modes OverwritePartitions",
+    "connectors.write_modes Upsert",
 )
 
 _SMALL = st.integers(0, 999)

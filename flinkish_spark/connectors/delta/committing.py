@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
@@ -25,17 +24,13 @@ from flinkish_spark.connectors.delta.table import (
     NoRestore,
     NotAsFiles,
     NothingToRestore,
-    OverwritePartitions,
     RestorePlan,
     RestoreVersion,
     SchemaEvolution,
     TableInfo,
-    Upsert,
     app_id,
     checkpoint_note,
     list_stored_fields,
-    list_stored_names,
-    mode_from_json,
     note_of,
     plan_restore,
     why_by_spark,
@@ -52,8 +47,15 @@ from flinkish_spark.connectors.delta.tables import (
     info_of,
     metadata_of,
 )
-from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER, FilesToWrite, stats_columns
+from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.connectors.staged_ids import StagedId
+from flinkish_spark.connectors.staged_rows import DELETED, newest_per_key
+from flinkish_spark.connectors.write_modes import (
+    OverwritePartitions,
+    Upsert,
+    list_stored_names,
+    mode_from_json,
+)
 from flinkish_spark.contracts.sink import Committer, ShownOrder, SinkContext
 from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
@@ -228,33 +230,6 @@ class DeltaCommits(DeltaTables):
             self.delete_rows(path, table, note)
         else:
             self.restore(path, table, version, note)
-
-
-_PLACE = "_fs_place"
-
-
-def newest_per_key(rows: pa.Table, mode: Upsert) -> pa.Table:
-    """Return one row of each key: the one with the greatest sequence, or the later one in the stream."""
-    order = [rows.column(name) for name in (BATCH, ORDER)]
-    if mode.sequence_by is not None:
-        sequence = rows.column(mode.sequence_by)
-        # Null is older than everything.
-        order = [pc.is_valid(sequence), sequence, *order]
-    keys = [f"o{at}" for at in range(len(order))]
-    places = pc.sort_indices(pa.table(order, names=keys), sort_keys=[(key, "ascending") for key in keys])
-    rows = rows.take(places)
-    names = [f"k{at}" for at in range(len(mode.keys))]
-    place = pa.array(range(rows.num_rows), pa.int64())
-    own = []
-    for column in map(rows.column, mode.keys):
-        if pa.types.is_floating(column.type):
-            # Values that are equal in SQL must have the same bytes.
-            nan, zero = (pa.scalar(value, column.type) for value in (float("nan"), 0.0))
-            column = pc.if_else(pc.is_nan(column), nan, pc.add(column, zero))
-        own.append(column)
-    table = pa.table([*own, place], names=[*names, _PLACE])
-    last = table.group_by(names, use_threads=False).aggregate([(_PLACE, "max")]).column(f"{_PLACE}_max")
-    return rows.take(last)
 
 
 def _why_unfit(table: TableInfo, staged: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.sink_settings import check_creates, check_path
 from flinkish_spark.connectors.delta.table import (
-    Append,
     DeltaConflict,
     DeltaTableError,
     SchemaEvolution,
@@ -24,6 +23,7 @@ from flinkish_spark.connectors.delta.table import (
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, find_last_version, info_of
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
+from flinkish_spark.connectors.write_modes import Append
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
 from flinkish_spark.contracts.sink import another_timeline
 from flinkish_spark.core.errors import SchemaError

@@ -21,24 +21,25 @@ from pyspark.sql.window import Window
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.bridge.settings import SETTINGS, settings_of
 from flinkish_spark.connectors.delta.table import (
-    Append,
     DeltaConflict,
     DeltaRuleError,
     DeltaTableError,
-    OverwritePartitions,
     SchemaEvolution,
     TableInfo,
-    Upsert,
-    WriteMode,
     is_wider,
-    list_stored_names,
-    mode_from_json,
     nullable_within,
     physical_name,
     rename_fields,
 )
-from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER
-from flinkish_spark.core.changelogs import RowKind
+from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER
+from flinkish_spark.connectors.write_modes import (
+    Append,
+    OverwritePartitions,
+    Upsert,
+    WriteMode,
+    list_stored_names,
+    mode_from_json,
+)
 from flinkish_spark.core.errors import raise_translated
 from flinkish_spark.types.ddl import quote_name
 
@@ -48,19 +49,6 @@ _CONTROL = (
     T.StructField(DELETED, T.BooleanType()),
 )
 _GLOB = re.compile(r"([{}\[\]*?\\])")
-
-
-def key_conditions(mode: WriteMode) -> Iterable[tuple[str, Column]]:
-    if not isinstance(mode, Upsert):
-        return
-    for key in mode.keys:
-        yield f"the key {key} IS NOT NULL", F.col(quote_name(key)).isNotNull()
-    if mode.row_kind is not None:
-        kinds = [kind.value for kind in RowKind]
-        yield (
-            f"the row kind {mode.row_kind} IN {', '.join(kinds)}",
-            F.col(quote_name(mode.row_kind)).isin(*kinds),
-        )
 
 
 def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:

@@ -24,18 +24,15 @@ from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, check_creates, plain_url
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
 from flinkish_spark.connectors.delta.table import (
-    Append,
     DeltaTableError,
-    OverwritePartitions,
     TableInfo,
-    Upsert,
-    list_stored_names,
     why_no_table,
     why_unfit,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.connectors.partition_values import why_no_partition
-from flinkish_spark.connectors.plain_formats import find_field
+from flinkish_spark.connectors.upserts import check_columns, check_upsert, select_stored
+from flinkish_spark.connectors.write_modes import Append, OverwritePartitions, Upsert
 from flinkish_spark.contracts.dataset import Dataset
 from flinkish_spark.contracts.sink import Committer, Sink, SinkContext, SinkWriter
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, GraphError, SchemaError
@@ -91,7 +88,7 @@ def check_retention(
 
 
 def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContext) -> None:
-    _check_columns(sink, context)
+    check_columns(sink.mode, context, sink.partition_by)
     default = default_file_system(spark) if sink.path.startswith("/") else "file:///"
     if not default.startswith("file:"):
         raise ConfigError(
@@ -101,7 +98,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
             what_to_do=f"write {default.rstrip('/')}{sink.path}, or file://{sink.path}",
         )
     if isinstance(sink.mode, Upsert):
-        _check_upsert(sink.mode, spark, context)
+        check_upsert(sink.mode, spark, context)
     try:
         table = DeltaTables(sink.store_options).info(sink.path)
     except DeltaTableError as error:
@@ -130,51 +127,6 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
         check_retention(name, properties, known, sink.path, context)
 
 
-def _check_columns(sink: DeltaSinkSettings, context: SinkContext) -> None:
-    schema, mode = context.schema, sink.mode
-    stored = T.StructType([schema[name] for name in list_stored_names(mode, schema.names)])
-    wanted = [("partition_by", sink.partition_by, stored)]
-    if isinstance(mode, Upsert):
-        wanted += [("not_stored", mode.not_stored, schema), ("keys", mode.keys, stored)]
-        wanted += [("sequence_by", (mode.sequence_by,) if mode.sequence_by else (), schema)]
-        if mode.row_kind is not None:
-            find_field(schema, mode.row_kind, f"row_kind of sink '{context.uid}'", ("string",))
-    for role, columns, have in wanted:
-        for name in columns:
-            find_field(have, name, f"{role} of sink '{context.uid}'")
-
-
-def _check_upsert(mode: Upsert, spark: SparkSession, context: SinkContext) -> None:
-    ordered = mode.keys if mode.sequence_by is None else (*mode.keys, mode.sequence_by)
-    simple = T.StringType | T.BinaryType | T.BooleanType | T.NumericType | T.DatetimeType
-    for name in ordered:
-        kind, why, role = context.schema[name].dataType, "", "column"
-        if name in mode.keys and isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
-            why, role = "under its collation different texts are one key", "key"
-        elif not isinstance(kind, simple | T.AnsiIntervalType):
-            why = "keys and sequences must be simple values, which can be compared"
-        if why:
-            raise SchemaError(
-                f"the {role} '{name}' of sink '{context.uid}' is {kind.simpleString()}",
-                why=why,
-                what_to_do="add a column of a simple type before the sink, such as lower(...)",
-            )
-    if mode.delete_when is not None:
-        try:
-            empty = spark.createDataFrame([], context.schema)
-            # Together with all columns, so that an aggregate is refused: it is no condition on one record.
-            found = empty.select("*", F.expr(mode.delete_when)).schema.fields[-1].dataType
-            why = "" if isinstance(found, T.BooleanType) else f"it is of type {found.simpleString()}"
-        except Exception as error:
-            why = str(error).split("\n")[0]
-        if why:
-            raise SchemaError(
-                f"delete_when of sink '{context.uid}' is no condition on its records: {mode.delete_when}",
-                why=why,
-                what_to_do="give a SQL condition on the stream's fields, such as \"op = 'D'\"",
-            )
-
-
 def _find_misfits(
     sink: DeltaSinkSettings, schema: T.StructType, table: TableInfo | None
 ) -> Iterator[tuple[str, str]]:
@@ -191,8 +143,7 @@ def _find_misfits(
         to_do = "give DeltaSink partition_by, or use a partitioned table"
         yield "it has no partitions that are overwritten, and the sink no partition_by", to_do
     if table is None:
-        stored = [schema[name] for name in list_stored_names(mode, schema.names)]
-        yield why_no_table(stored, partition_by), ""
+        yield why_no_table(select_stored(mode, schema).fields, partition_by), ""
         return
     if sink.partition_by and tuple(sink.partition_by) != partition_by:
         yield f"it is partitioned by {', '.join(partition_by) or 'nothing'}", ""

@@ -11,11 +11,8 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from flinkish_spark.connectors.delta.files import FOLDER, TableFiles, why_no_path
-from flinkish_spark.connectors.delta.table import (
-    Append,
-    SchemaEvolution,
-    WriteMode,
-)
+from flinkish_spark.connectors.delta.table import SchemaEvolution
+from flinkish_spark.connectors.write_modes import Append, WriteMode
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault, StoreError
 from flinkish_spark.core.fields import check_fields
 from flinkish_spark.core.store import BucketStore, UnknownOutcomeError

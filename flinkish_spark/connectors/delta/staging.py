@@ -17,7 +17,6 @@ from flinkish_spark.connectors.delta.files import FOLDER
 from flinkish_spark.connectors.delta.rows import (
     VIOLATION_MARKER,
     align_columns,
-    key_conditions,
     rule_conditions,
     translate_error,
     type_of,
@@ -27,12 +26,9 @@ from flinkish_spark.connectors.delta.table import (
     DeltaRuleError,
     DeltaTableError,
     TableInfo,
-    Upsert,
-    WriteMode,
     app_id,
     fit,
     list_stored_fields,
-    list_stored_names,
     nullable_within,
     physical_name,
     rename_fields,
@@ -42,12 +38,14 @@ from flinkish_spark.connectors.delta.table import (
     why_unfit,
 )
 from flinkish_spark.connectors.delta.tables import DeltaTables, info_of, metadata_of
-from flinkish_spark.connectors.delta.writer import DELETED, FilesToWrite, FilesWork, UpsertRows, stats_columns
-from flinkish_spark.connectors.partition_values import check_conditions, partition_conditions
+from flinkish_spark.connectors.delta.writer import FilesToWrite, FilesWork, UpsertRows, stats_columns
+from flinkish_spark.connectors.partition_values import partition_conditions
 from flinkish_spark.connectors.staged_ids import StagedId
+from flinkish_spark.connectors.staged_rows import DELETED
 from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan
+from flinkish_spark.connectors.upserts import check_records, find_deletes, key_conditions
+from flinkish_spark.connectors.write_modes import Upsert, WriteMode, list_stored_names
 from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
-from flinkish_spark.core.changelogs import RETRACTIONS
 from flinkish_spark.core.errors import (
     BadRecordError,
     FlinkishError,
@@ -270,7 +268,7 @@ def _select_for_files(fields: T.StructType, table: TableInfo, given: DataFrame) 
             # A cast maps fields by position.
             column = column.cast(type_of(rename_fields(one["type"])))
         columns.append(column.alias(physical_name(one)))
-    checked = _check_rows(rows, fields.names, checks).select(*columns)
+    checked = check_records(rows, fields.names, checks, VIOLATION_MARKER).select(*columns)
     together = _list_sort_columns(table, checked.columns)
     return checked.sortWithinPartitions(*together) if together else checked
 
@@ -283,7 +281,7 @@ def _select_for_rows(
     partition_by: Sequence[str],
     rows: DataFrame,
 ) -> DataFrame:
-    deletes = _deletes(mode)
+    deletes = find_deletes(mode)
     # Also for a record that deletes: with such a value it would not find its row.
     checks = [*key_conditions(mode), *partition_conditions(rows, partition_by)]
     plain = rows.select(*map(F.col, map(quote_name, fields.names)))
@@ -293,16 +291,8 @@ def _select_for_rows(
         column = F.col(quote_name(one.name))
         is_same = one.dataType == fields[one.name].dataType
         columns.append(column if is_same else column.cast(one.dataType).alias(one.name))
-    checked = _check_rows(rows, fields.names, checks)
+    checked = check_records(rows, fields.names, checks, VIOLATION_MARKER)
     return checked.select(*map(F.col, C.SINK_CONTROL), *columns, deletes.alias(DELETED))
-
-
-def _deletes(mode: WriteMode) -> Column:
-    if isinstance(mode, Upsert) and mode.delete_when is not None:
-        return F.coalesce(F.expr(mode.delete_when), F.lit(False))
-    if isinstance(mode, Upsert) and mode.row_kind is not None:
-        return F.col(quote_name(mode.row_kind)).isin(*RETRACTIONS)
-    return F.lit(False)
 
 
 def _add_missing_columns(
@@ -329,10 +319,3 @@ def _list_sort_columns(table: TableInfo, names: Sequence[str]) -> list[Column]:
             # As a text: 0.0 and -0.0 are equal in an order, and they are two partitions.
             found.append(column.cast("string") if kinds.get(name) in ("float", "double") else column)
     return found
-
-
-def _check_rows(rows: DataFrame, shown: Sequence[str], checks: Sequence[tuple[str, Column]]) -> DataFrame:
-    """Return the same rows; a record that does not meet a condition fails the task."""
-    is_control = F.col(C.KIND) != int(C.Kind.RECORD)
-    guarded = [(text, is_control | is_kept) for text, is_kept in checks]
-    return check_conditions(rows, guarded, VIOLATION_MARKER, shown)

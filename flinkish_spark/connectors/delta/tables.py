@@ -27,11 +27,11 @@ from flinkish_spark.connectors.delta.table import (
     NotAsFiles,
     TableCommit,
     TableInfo,
-    Upsert,
-    list_stored_names,
     mark_in,
 )
-from flinkish_spark.connectors.delta.writer import DELETED, partition_texts
+from flinkish_spark.connectors.delta.writer import partition_texts
+from flinkish_spark.connectors.staged_rows import DELETED
+from flinkish_spark.connectors.write_modes import Upsert, list_stored_names
 from flinkish_spark.core.clock import wall_ms
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import make_directories, sync_directory

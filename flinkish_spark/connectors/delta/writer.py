@@ -22,6 +22,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import DeltaRuleError, physical_name
+from flinkish_spark.connectors.staged_rows import DELETED, add_places
 from flinkish_spark.connectors.task_staging import TaskStage
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.clock import wall_ms
@@ -30,8 +31,6 @@ from flinkish_spark.transport.columns import SINK_CONTROL
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema, nullable_within
 from flinkish_spark.types.exact_text import JsonWriter
 
-#: Control columns of staged rows: micro-batch, position in it, and whether the record deletes its key.
-BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
 #: Size of Parquet at which a file is closed, and size in memory at which a row group is written.
 _FILE_BYTES, _GROUP_BYTES = 128 * 1024 * 1024, 32 * 1024 * 1024
 
@@ -117,9 +116,7 @@ class _FilesStage(TaskStage):
         if work.upsert is not None:
             rows = work.upsert.make(rows)
         if work.batch is not None:
-            places = range(self._place, self._place + rows.num_rows)
-            rows = rows.append_column(BATCH, pa.array([work.batch] * rows.num_rows, pa.int64()))
-            rows = rows.append_column(ORDER, pa.array(places, pa.int64()))
+            rows = add_places(rows, work.batch, self._place)
         self._place += rows.num_rows
         self._files.add(rows)
 

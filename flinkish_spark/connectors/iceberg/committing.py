@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from flinkish_spark.connectors.iceberg.data_files import file_from_json, find_missing
+from flinkish_spark.connectors.iceberg.data_files import StagedFolders, find_missing, store_of
+from flinkish_spark.connectors.iceberg.live_files import TableChange, TableRefusal
+from flinkish_spark.connectors.iceberg.merging import Staged, mode_of, plan_change
 from flinkish_spark.connectors.iceberg.schemas import why_not_written, why_stale
 from flinkish_spark.connectors.iceberg.settings import IcebergSinkSettings, TableName
 from flinkish_spark.connectors.iceberg.tables import (
@@ -20,16 +21,14 @@ from flinkish_spark.connectors.iceberg.tables import (
     find_referenced,
     folders_of,
     make_durable,
-    store_of,
 )
 from flinkish_spark.connectors.staged_ids import StagedId
+from flinkish_spark.connectors.write_modes import Upsert
 from flinkish_spark.contracts.sink import Committer, ShownOrder, SinkContext
 from flinkish_spark.core.errors import AnotherTimelineError, EnvironmentFault, StoreError
 from flinkish_spark.protocol.ids import CheckpointId
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark
-
-Staged = Sequence[Mapping[str, Any]]
 
 
 class IcebergCommitter(Committer):
@@ -69,22 +68,34 @@ class IcebergCommitter(Committer):
                 table = self._tables.find(name)
                 done = table is not None and self._holds(table, checkpoint)
                 if table is not None and not done:
+                    self._note_decided(table, staged, checkpoint)
                     return CommitAnswer(Outcome.LOST, f"the table {name}: {why}", is_proven_aborted=True)
             if table is None:
                 # Nobody knows whether it held the checkpoint: no proof, and no replay.
                 return CommitAnswer(Outcome.LOST, f"the table {name} is gone, and its mark with it")
             if done:
                 return self._finish(Outcome.ALREADY_COMMITTED, table, staged)
-            if why := why_not_written(table.metadata, str(staged[0]["branch"])):
+            try:
+                return self._change(table, staged, checkpoint)
+            except TableRefusal as why_refused:
                 # The table may take the rows once somebody has repaired it.
-                return CommitAnswer(Outcome.LOST, f"the table {name} no longer takes the rows: {why}")
-            return self._append(table, staged, checkpoint)
+                self._note_decided(table, staged, checkpoint)
+                return CommitAnswer(Outcome.LOST, f"the table {name} no longer takes the rows: {why_refused}")
         except CommitConflict as conflict:
             return CommitAnswer(Outcome.RETRY, str(conflict))
         except EnvironmentFault as fault:
             if fault.ends_when_repeated or isinstance(fault, AnotherTimelineError):
                 raise
             return CommitAnswer(Outcome.RETRY, str(fault))
+
+    def _note_decided(self, table: Table, staged: Staged, checkpoint: CheckpointId) -> None:
+        """Note that a request for the staged files may be on its way to the catalog, by an earlier try."""
+        # Another table takes none of them.
+        if staged[0]["table_uuid"] != str(table.metadata.table_uuid):
+            return
+        with self._tables.translate_errors(f"the data of the table {self._sink.table} cannot be written"):
+            for name, folders in _find_folders(table, staged):
+                folders.note_decided(name, checkpoint, str(staged[0]["branch"]))
 
     def _holds(self, table: Table, checkpoint: CheckpointId) -> bool:
         """Return whether a table holds the checkpoint; raise an error for a mark that is not ours."""
@@ -93,17 +104,24 @@ class IcebergCommitter(Committer):
             self._context.require_ours(mark, checkpoint)
         return mark is not None and mark.checkpoint >= checkpoint
 
-    def _append(self, table: Table, staged: Staged, checkpoint: CheckpointId) -> CommitAnswer:
+    def _change(self, table: Table, staged: Staged, checkpoint: CheckpointId) -> CommitAnswer:
         mark = self._context.timeline.mark_of(checkpoint)
-        files = [file for one in staged for file in _files_of(table, one)]
         text, branch = mark.to_text(self._context.job), str(staged[0]["branch"])
+        if why := why_not_written(table.metadata, branch):
+            raise TableRefusal(why)
+        with self._tables.translate_errors(f"rows cannot be merged into the table {self._sink.table}"):
+            change = plan_change(table, staged)
         # DECISION POINT of the table: the catalog takes one of two commits that are based on the same
         # version of the branch. The other one finds the mark when it tries again.
-        table = self._tables.append(table, files, self._app, text, branch)
+        table = self._tables.commit(table, change, self._app, text, branch)
         self._own = checkpoint
-        return self._finish(Outcome.COMMITTED, table, staged)
+        added = [one.file_path for one in change.added]
+        return self._finish(Outcome.COMMITTED, table, staged, added)
 
-    def _finish(self, outcome: Outcome, table: Table, staged: Staged) -> CommitAnswer:
+    def _finish(
+        self, outcome: Outcome, table: Table, staged: Staged, added: Sequence[str] | None = None
+    ) -> CommitAnswer:
+        """Make a commit durable, and delete what it left behind; `added` are its files if it was ours."""
         _, snapshot = self._find_mark(table)
         # This order matters: a receipt is durable, and promises that the commit is. Sync also a commit that
         # another process made: it may have died before it could.
@@ -116,10 +134,12 @@ class IcebergCommitter(Committer):
                 what_to_do="check the disk; the job makes the commit durable when it starts again",
             ) from error
         # Only now: while a folder is open, a sweep asks the table about each file in it.
-        folders = folders_of(table, self._app)
-        for one in staged:
-            name = str(one["folder"])
-            folders.delete(name, [str(file["path"]) for file in one["files"]])
+        kept = [str(file["path"]) for one in staged for file in one["files"]]
+        if is_merged(staged):
+            # What tries wrote that others overtook is in the same folder.
+            kept = list(self._find_referenced(table) if added is None else added)
+        for name, folders in _find_folders(table, staged):
+            folders.delete(name, [path for path in kept if f"/{name}/" in path])
             folders.close(name)
         facts = {} if snapshot is None else {"snapshot": snapshot.snapshot_id}
         facts |= {"rows": sum(int(one["rows"]) for one in staged)}
@@ -139,6 +159,8 @@ class IcebergCommitter(Committer):
     def _why_dead(self, table: Table | None, payload: Mapping[str, Any]) -> str:
         if (payload["table"], payload["branch"]) != (self._sink.table, self._sink.branch):
             return f"the rows were staged for the table {payload['table']}, branch {payload['branch']}"
+        if mode_of(payload) != self._sink.mode:
+            return "the rows were staged under another mode"
         return f"the table {self._sink.table} is gone" if table is None else _why_lost(table, [payload])
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
@@ -157,11 +179,46 @@ class IcebergCommitter(Committer):
                 left += [name] if staged.is_leftover(self._context.owner_epoch, leased) else []
         # Data that was committed stays, whatever this process knows: a copy of the job directory may have
         # committed it. A crash between a commit and its receipt leaves such a folder open, too.
-        named = find_referenced(table, lambda path: f"/flinkish/{self._app}/" in path) if left else set()
+        # This order matters: the table is loaded after the listing, so a commit that came between is seen.
+        table = self._tables.find(self._sink.name) if left else None
+        if table is None:
+            return 0
+        try:
+            table, left = self._outdate_requests(table, folders, left)
+        except CommitConflict:
+            # The next sweep tries again.
+            return 0
+        named = self._find_referenced(table)
         for name in left:
             folders.delete(name, [path for path in named if f"/{name}/" in path])
             folders.close(name)
         return len(left)
+
+    def _outdate_requests(
+        self, table: Table, folders: StagedFolders, left: list[str]
+    ) -> tuple[Table, list[str]]:
+        """Return a table that takes no request any more which names files in folders, and these folders.
+
+        The answer to a commit may have been lost, and the catalog may take the request late. It asks for the
+        snapshot that the branch had then: so an empty snapshot makes it stale, as every later commit does.
+        """
+        decided = {name: found for name in left if (found := folders.find_decided(name)) is not None}
+        mark, _ = self._find_mark(table)
+        done = None if mark is None else mark.checkpoint
+        for checkpoint, branch in sorted(set(decided.values())):
+            if done is not None and done >= checkpoint and branch == self._sink.branch:
+                continue
+            if why_not_written(table.metadata, branch):
+                left = [name for name in left if decided.get(name) != (checkpoint, branch)]
+                continue
+            name, text = f"{self._app}-lost", str(checkpoint)
+            table = self._tables.commit(table, TableChange(()), name, text, branch)
+            # This order matters: a power cut after the deletion must not take the snapshot back.
+            make_durable(table, table.metadata.snapshot_by_name(branch), self._durable)
+        return table, left
+
+    def _find_referenced(self, table: Table) -> set[str]:
+        return find_referenced(table, lambda path: f"/flinkish/{self._app}/" in path)
 
     def why_not_superseded(self, target: CheckpointId) -> str:
         mark, _ = self._find_mark(self._tables.find(self._sink.name))
@@ -173,9 +230,17 @@ class IcebergCommitter(Committer):
         )
 
 
-def _files_of(table: Table, staged: Mapping[str, Any]) -> list[DataFile]:
-    kind = table.spec().partition_type(table.schema())
-    return [file_from_json(one, kind, table.spec().spec_id) for one in staged["files"]]
+def is_merged(staged: Staged) -> bool:
+    """Return whether rows were staged, which the commit writes into files of its own."""
+    return isinstance(mode_of(staged[0]), Upsert)
+
+
+def _find_folders(table: Table, staged: Staged) -> Iterator[tuple[str, StagedFolders]]:
+    for one in staged:
+        name = str(one["folder"])
+        # Not that of the table as it is now: its property write.data.path may have changed.
+        root = str(one["files"][0]["path"]).rpartition(f"/{name}/")[0]
+        yield name, StagedFolders(root, store_of(table))
 
 
 def _why_lost(table: Table, staged: Staged) -> str:
@@ -183,7 +248,8 @@ def _why_lost(table: Table, staged: Staged) -> str:
     for one in staged:
         if one["table_uuid"] != str(table.metadata.table_uuid):
             return "it is another table than the one that the rows were staged for"
-        if why := why_stale(table.metadata, one["schema_id"], one["spec_id"], one["columns"]):
+        spec_id = table.metadata.default_spec_id if is_merged([one]) else one["spec_id"]
+        if why := why_stale(table.metadata, one["schema_id"], spec_id, one["columns"]):
             return why
         if missing := find_missing(one["files"], store_of(table)):
             return f"the staged file {missing} is gone or damaged"

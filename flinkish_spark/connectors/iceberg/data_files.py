@@ -3,28 +3,46 @@
 from __future__ import annotations
 
 import base64
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyarrow import fs
-from pyiceberg.conversions import from_bytes, to_bytes
-from pyiceberg.io.pyarrow import ParquetFormatWriter, PyArrowFileIO, schema_to_pyarrow
+from pyiceberg.io.fileformat import DataFileStatistics
+from pyiceberg.io.pyarrow import (
+    PYARROW_PARQUET_FIELD_ID_KEY,
+    ParquetFormatWriter,
+    PyArrowFileIO,
+    schema_to_pyarrow,
+)
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.schema import Schema, sanitize_column_names
+from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
-from pyiceberg.typedef import Record
-from pyiceberg.types import IcebergType, ListType, MapType, PrimitiveType, StructType
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+from pyspark import TaskContext
 from pyspark.sql import types as T
 
+from flinkish_spark.connectors.iceberg.partitions import (
+    bytes_to_text,
+    find_overflow,
+    find_values,
+    partition_from_json,
+    partition_to_json,
+)
 from flinkish_spark.connectors.iceberg.schemas import find_null
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, add_places
+from flinkish_spark.connectors.task_staging import TaskStage
+from flinkish_spark.connectors.two_phase import to_bad_record_error
 from flinkish_spark.core.store import sync_directory
+from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 
 #: Size in memory of the rows that a task collects before it writes a file for each of their partitions.
@@ -34,6 +52,11 @@ _MOST_SHOWN = 1_000
 #: Statistics of a file by field id: numbers, and values as bytes.
 _COUNTS = ("column_sizes", "value_counts", "null_value_counts", "nan_value_counts")
 _BOUNDS = ("lower_bounds", "upper_bounds")
+#: Column of staged rows with the sequence of a record, if the table does not get it; and all such columns.
+SEQUENCE = "_fs_sequence"
+CONTROL = (BATCH, ORDER, DELETED, SEQUENCE)
+
+_DECIDED = "decided"
 
 
 def metadata_for_tasks(table: TableMetadata) -> str:
@@ -45,8 +68,8 @@ def metadata_for_tasks(table: TableMetadata) -> str:
 
 
 @dataclass(frozen=True)
-class StageDataFiles:
-    """Callable for mapInArrow: writes the records of one task, yields its ack and its files as JSON."""
+class FilesWork:
+    """Writes the records of a task into files, which its report names."""
 
     uid: str
     fields: T.StructType
@@ -55,32 +78,48 @@ class StageDataFiles:
     folder: str
     #: Properties of the table's store, maybe with secrets.
     store: Mapping[str, str] = field(repr=False)
+    #: The micro-batch, if rows are staged that the commit merges; None for data files.
+    batch: int | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = begin_staging()
-        ack = RowCount(task.partitionId())
-        table = TableMetadataUtil.parse_raw(self.metadata)
-        writer = DataFileWriter(table, self.folder, PyArrowFileIO(dict(self.store)))
-        given = arrow_schema(self.fields)
-        for batch in batches:
-            records = ack.admit(batch)
-            if records.num_rows:
-                rows = as_schema(records.select(range(CONTROL_WIDTH, records.num_columns)), given)
-                self._check(rows, writer.schema)
-                writer.add(rows)
-        report = {**ack.finish().to_json(), "files": writer.finish()}
-        yield pa.record_batch([pa.array([json.dumps(report)])], ["report"])
+    def begin(self, task: TaskContext, sinks: int) -> TaskStage:
+        return _FilesStage(self, task.partitionId())
 
-    def _check(self, rows: pa.RecordBatch, schema: Schema) -> None:
-        found = find_null(rows, schema)
-        if found is None:
-            return
-        from flinkish_spark.connectors.two_phase import to_bad_record_error
 
-        path, row = found
-        # The driver searches the message for markers, so a record must not contain one.
-        shown = str(rows.slice(row, 1).to_pylist()[0])[:_MOST_SHOWN].replace("[FLINKISH", "[ FLINKISH")
-        raise to_bad_record_error(self.uid, f"the field {path} of the table is required, and null in {shown}")
+class _FilesStage(TaskStage):
+    def __init__(self, work: FilesWork, task: int) -> None:
+        self._work, self._given, self._place = work, arrow_schema(work.fields), task << 33
+        self._table, io = TableMetadataUtil.parse_raw(work.metadata), PyArrowFileIO(dict(work.store))
+        kind = DataFileWriter if work.batch is None else RowFileWriter
+        self._writer: DataFileWriter | RowFileWriter = kind(self._table, work.folder, io)
+
+    def write(self, records: pa.RecordBatch) -> None:
+        work = self._work
+        rows = as_schema(records.select(work.fields.names), self._given)
+        self._check(rows)
+        if work.batch is not None:
+            rows = add_places(rows, work.batch, self._place)
+            self._place += rows.num_rows
+        self._writer.add(rows)
+
+    def finish(self, ack: TaskAck) -> Mapping[str, Any]:
+        return {**ack.to_json(), "files": self._writer.finish()}
+
+    def _check(self, rows: pa.RecordBatch) -> None:
+        if DELETED in rows.schema.names:
+            rows = rows.filter(pc.invert(rows.column(DELETED)))
+        if (found := find_null(rows, self._table.schema())) is not None:
+            path, row = found
+            why = f"the field {path} of the table is required, and null in {show_record(rows, row)}"
+            raise to_bad_record_error(self._work.uid, why)
+        if (found := find_overflow(rows, self._table.spec(), self._table.schema())) is not None:
+            why, row = found
+            why = f"the table has no partition for it: {why}, in {show_record(rows, row)}"
+            raise to_bad_record_error(self._work.uid, why)
+
+
+def show_record(rows: pa.RecordBatch, row: int) -> str:
+    # The driver searches the message for markers, so a record must not contain one.
+    return str(rows.slice(row, 1).to_pylist()[0])[:_MOST_SHOWN].replace("[FLINKISH", "[ FLINKISH")
 
 
 class DataFileWriter:
@@ -118,21 +157,21 @@ class DataFileWriter:
         # Partitions are in manifests only, so that no value has to be a folder's name.
         location = f"{self._folder}/{len(self._files):05d}-{self._uuid}.parquet"
         output = self._io.new_output(location)
-        wanted = pa.schema([_allow_null_within(one) for one in schema_to_pyarrow(self._file_schema)])
+        wanted = arrow_fields(self._file_schema)
         [batch] = rows.to_batches()
         found = project(batch.to_struct_array(), self.schema.as_struct(), pa.struct(list(wanted)))
         with ParquetFormatWriter(output, self._file_schema, self._table.properties) as writer:
             writer.write(pa.Table.from_arrays(found.flatten(), schema=wanted))
-        kinds = _kinds_of(self._spec.partition_type(self.schema))
-        partition = [
-            None if one is None else _to_text(to_bytes(kind, one))
-            for kind, one in zip(kinds, values, strict=True)
-        ]
-        known = writer.result().to_serialized_dict()
+        partition = partition_to_json(self._spec.partition_type(self.schema), values)
+        statistics = writer.result()
+        _drop_impossible_bounds(statistics)
+        known = statistics.to_serialized_dict()
         file = {"path": location, "bytes": len(output), "partition": partition}
         file |= {"rows": known["record_count"], "split_offsets": known["split_offsets"]}
         file |= {name: {str(at): count for at, count in known[name].items()} for name in _COUNTS}
-        file |= {name: {str(at): _to_text(bound) for at, bound in known[name].items()} for name in _BOUNDS}
+        file |= {
+            name: {str(at): bytes_to_text(bound) for at, bound in known[name].items()} for name in _BOUNDS
+        }
         self._files.append(file)
 
     def _split(self, rows: pa.Table) -> Iterator[tuple[list[Any], pa.Table]]:
@@ -141,28 +180,60 @@ class DataFileWriter:
         if not fields:
             yield [], rows.take(place)
             return
-        keys = {f"k{at}": self._values(rows, at) for at in range(len(fields))}
+        keys = {f"k{at}": find_values(rows, one, self.schema) for at, one in enumerate(fields)}
         grouped = pa.table({**keys, "place": place}).group_by(list(keys), use_threads=False)
         found = grouped.aggregate([("place", "list")]).to_pydict()
         for *values, places in zip(*(found[name] for name in (*keys, "place_list")), strict=True):
             yield values, rows.take(pa.array(places, pa.int64()))
 
-    def _values(self, rows: pa.Table, at: int) -> pa.Array:
-        """Return the values of a partition field; dates and times as numbers, as Iceberg holds them."""
-        source = self._spec.fields[at]
-        path = self.schema.find_column_name(source.source_id) or ""
-        first, *inner = [path] if path in rows.column_names else path.split(".")
-        wanted = schema_to_pyarrow(kind := self.schema.find_field(source.source_id).field_type)
-        nothing = pa.nulls(rows.num_rows, wanted)
-        column = rows.column(first).combine_chunks() if first in rows.column_names else nothing
-        for name in inner:
-            position = column.type.get_field_index(name) if pa.types.is_struct(column.type) else -1
-            # Flattened, a field of a null struct is null.
-            column = column.flatten()[position] if position >= 0 else nothing
-        values = source.transform.pyarrow_transform(kind)(column.cast(wanted))
-        if pa.types.is_date(values.type):
-            return values.cast(pa.int32())
-        return values.cast(pa.int64()) if pa.types.is_timestamp(values.type) else values
+
+def _drop_impossible_bounds(found: DataFileStatistics) -> None:
+    """Leave out bounds that pyiceberg cannot make: what follows U+D7FF is no character."""
+    for one in found.column_aggregates.values():
+        try:
+            one.max_as_bytes()
+        except UnicodeEncodeError:
+            one.current_max = None
+
+
+class RowFileWriter:
+    """Writes the records of a task as the commit merges them: the table's fields, then control columns."""
+
+    def __init__(self, table: TableMetadata, folder: str, io: PyArrowFileIO) -> None:
+        self.schema, self._io, self._stack = table.schema(), io, ExitStack()
+        self._location = f"{folder}/{uuid.uuid4()}.parquet"
+        # What deletes a row needs its key only.
+        self._fields = [one.with_nullable(True) for one in arrow_fields(self.schema)]
+        self._writer: pq.ParquetWriter | None = None
+        self._rows = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        control = [one for one in rows.schema if one.name in CONTROL]
+        wanted = pa.schema([*self._fields, *control])
+        if self._writer is None:
+            stream = self._io.new_output(self._location).create(overwrite=True)
+            self._writer = pq.ParquetWriter(self._stack.enter_context(stream), wanted)
+        # A copy, since parts of a slice are whole.
+        rows = rows.take(pa.array(range(rows.num_rows)))
+        found = project(rows.to_struct_array(), self.schema.as_struct(), pa.struct(self._fields))
+        columns = [*found.flatten(), *(rows.column(one.name) for one in control)]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=wanted))
+        self._rows += rows.num_rows
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Return the file, durable, as JSON."""
+        if self._writer is None:
+            return []
+        with self._stack:
+            self._writer.close()
+        sync_files([self._location])
+        size = len(self._io.new_input(self._location))
+        return [{"path": self._location, "bytes": size, "rows": self._rows}]
+
+
+def arrow_fields(schema: Schema) -> pa.Schema:
+    """Return a table's fields in Arrow's types, as its files have them."""
+    return pa.schema([_allow_null_within(one) for one in schema_to_pyarrow(schema)])
 
 
 def _allow_null_within(field: pa.Field) -> pa.Field:
@@ -180,36 +251,39 @@ def _allow_null_within(field: pa.Field) -> pa.Field:
     return field
 
 
-def project(values: pa.Array, kind: IcebergType, wanted: pa.DataType) -> pa.Array:
-    """Return values as a file holds them: the table's fields by name, in its order, of its types.
+def project(values: pa.Array, kind: IcebergType, wanted: pa.DataType, *, by_id: bool = False) -> pa.Array:
+    """Return values as a file holds them: the table's fields by name or id, in its order, of its types.
 
     pyiceberg's own projection makes a null map, and a null list of structs, empty ones.
     """
     if isinstance(kind, StructType):
-        parts = {field.name: part for field, part in zip(values.type, values.flatten(), strict=True)}
+        known = [find_id(one) if by_id else one.name for one in values.type]
+        parts: dict[Any, pa.Array] = dict(zip(known, values.flatten(), strict=True))
         found = [
-            project(parts[one.name], one.field_type, field.type)
-            if one.name in parts
+            project(parts[at], one.field_type, field.type, by_id=by_id)
+            if (at := one.field_id if by_id else one.name) in parts
             else pa.nulls(len(values), field.type)
             for one, field in zip(kind.fields, wanted, strict=True)
         ]
         return pa.StructArray.from_arrays(found, fields=list(wanted), mask=values.is_null())
     if isinstance(kind, ListType):
-        inner = project(values.values, kind.element_type, wanted.value_type)
+        inner = project(values.values, kind.element_type, wanted.value_type, by_id=by_id)
         offsets = values.offsets.cast(pa.int64())
         return pa.LargeListArray.from_arrays(offsets, inner, type=wanted, mask=values.is_null())
     if isinstance(kind, MapType):
-        keys = project(values.keys, kind.key_type, wanted.key_type)
-        items = project(values.items, kind.value_type, wanted.item_type)
+        keys = project(values.keys, kind.key_type, wanted.key_type, by_id=by_id)
+        items = project(values.items, kind.value_type, wanted.item_type, by_id=by_id)
         return pa.MapArray.from_arrays(values.offsets, keys, items, type=wanted, mask=values.is_null())
     return values.cast(wanted)
 
 
+def find_id(field: pa.Field) -> int | None:
+    """Return the id of the table's field that a field of a file is; None if the file does not say it."""
+    found = (field.metadata or {}).get(PYARROW_PARQUET_FIELD_ID_KEY)
+    return None if found is None else int(found)
+
+
 def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: int) -> DataFile:
-    values = [
-        None if text is None else from_bytes(kind, base64.b64decode(text))
-        for kind, text in zip(_kinds_of(partition), stored["partition"], strict=True)
-    ]
     known: dict[str, Any] = {}
     known |= {name: {int(at): count for at, count in stored[name].items()} for name in _COUNTS}
     known |= {name: {int(at): base64.b64decode(b) for at, b in stored[name].items()} for name in _BOUNDS}
@@ -217,7 +291,7 @@ def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: in
         content=DataFileContent.DATA,
         file_path=stored["path"],
         file_format=FileFormat.PARQUET,
-        partition=Record(*values),
+        partition=partition_from_json(partition, stored["partition"]),
         record_count=stored["rows"],
         file_size_in_bytes=stored["bytes"],
         split_offsets=stored["split_offsets"],
@@ -229,12 +303,8 @@ def file_from_json(stored: Mapping[str, Any], partition: StructType, spec_id: in
     )
 
 
-def _kinds_of(partition: StructType) -> list[PrimitiveType]:
-    return [cast(PrimitiveType, one.field_type) for one in partition.fields]
-
-
-def _to_text(value: bytes) -> str:
-    return base64.b64encode(value).decode("ascii")
+def store_of(table: Table) -> PyArrowFileIO:
+    return PyArrowFileIO(dict(table.io.properties))
 
 
 def path_on_disk(location: str) -> Path | None:
@@ -266,18 +336,35 @@ class StagedFolders:
     was staged, so the folders alone do not tell what is left over.
     """
 
-    def __init__(self, data: str, app: str, io: PyArrowFileIO) -> None:
-        # Without an underscore, so that Iceberg's own removal of orphan files finds what is forgotten here.
-        self._root = f"{data}/flinkish/{app}"
+    def __init__(self, root: str, io: PyArrowFileIO) -> None:
+        self._root = root
         scheme, host, self._path = PyArrowFileIO.parse_location(self._root, io.properties)
         self._system = io.fs_by_scheme(scheme, host)
 
     def open(self, name: str) -> str:
         """Note a folder durably, before a file is written into it; return it."""
-        with self._system.open_output_stream(f"{self._path}/.open/{name}") as file:
-            file.write(b"staged\n")
-        sync_files([f"{self._root}/.open/{name}"])
+        self._note(name, "staged")
         return f"{self._root}/{name}"
+
+    def note_decided(self, name: str, checkpoint: CheckpointId, branch: str) -> None:
+        """Note durably that a commit of a folder's files may have been asked for."""
+        self._note(name, f"{_DECIDED} {checkpoint} {branch}")
+
+    def _note(self, name: str, text: str) -> None:
+        with self._system.open_output_stream(f"{self._path}/.open/{name}") as file:
+            file.write(f"{text}\n".encode())
+        sync_files([f"{self._root}/.open/{name}"])
+
+    def find_decided(self, name: str) -> tuple[CheckpointId, str] | None:
+        """Return the checkpoint whose commit of a folder's files may have been asked for, and its branch."""
+        with (
+            suppress(FileNotFoundError),
+            self._system.open_input_stream(f"{self._path}/.open/{name}") as file,
+        ):
+            match file.read().decode().split():
+                case [text, checkpoint, branch] if text == _DECIDED:
+                    return CheckpointId(int(checkpoint)), branch
+        return None
 
     def list_open(self) -> list[str]:
         wanted = fs.FileSelector(f"{self._path}/.open", allow_not_found=True)

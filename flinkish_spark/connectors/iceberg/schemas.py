@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.transforms import UnknownTransform
+from pyiceberg.transforms import UnknownTransform, VoidTransform
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -29,6 +30,7 @@ from pyiceberg.types import (
 )
 from pyspark.sql import types as T
 
+from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.types.arrow_types import arrow_schema, nullable_within
 
 #: Types of Spark, and those of Iceberg that hold all their values.
@@ -124,6 +126,10 @@ def why_not_written(table: TableMetadata, branch: str) -> str:
     return ""
 
 
+def is_partitioned(spec: PartitionSpec) -> bool:
+    return not all(isinstance(one.transform, VoidTransform) for one in spec.fields)
+
+
 def why_stale(table: TableMetadata, schema_id: int, spec_id: int, columns: Sequence[int]) -> str:
     """Return why files that were staged for an older schema do not belong into a table now."""
     if spec_id != table.default_spec_id:
@@ -143,6 +149,20 @@ def why_stale(table: TableMetadata, schema_id: int, spec_id: int, columns: Seque
                 f"its field {new.find_column_name(one.field_id)} became required since the rows were staged"
             )
     return ""
+
+
+def list_field_ids(stream: T.DataType, table: IcebergType) -> Iterator[int]:
+    """Yield the ids of a table's fields that a stream has, at any depth."""
+    if isinstance(stream, T.StructType) and isinstance(table, StructType):
+        for one in table.fields:
+            if one.name in stream.names:
+                yield one.field_id
+                yield from list_field_ids(stream[one.name].dataType, one.field_type)
+    if isinstance(stream, T.ArrayType) and isinstance(table, ListType):
+        yield from list_field_ids(stream.elementType, table.element_type)
+    if isinstance(stream, T.MapType) and isinstance(table, MapType):
+        yield from list_field_ids(stream.keyType, table.key_type)
+        yield from list_field_ids(stream.valueType, table.value_type)
 
 
 def new_schema(stream: T.StructType) -> pa.Schema:
@@ -208,3 +228,46 @@ _INNER: dict[type[IcebergType], Callable[[pa.Array, Any], Iterator[str]]] = {
     ListType: _nulls_in_list,
     MapType: _nulls_in_map,
 }
+
+
+#: Types of Iceberg, and those of Spark that hold all their values.
+_SPARK_TYPES: dict[type[IcebergType], T.DataType] = {
+    BooleanType: T.BooleanType(),
+    IntegerType: T.IntegerType(),
+    LongType: T.LongType(),
+    FloatType: T.FloatType(),
+    DoubleType: T.DoubleType(),
+    DateType: T.DateType(),
+    TimestamptzType: T.TimestampType(),
+    TimestampType: T.TimestampNTZType(),
+    StringType: T.StringType(),
+    BinaryType: T.BinaryType(),
+}
+
+
+def spark_schema(schema: Schema, table: str) -> T.StructType:
+    """Return the fields of a table's rows; raise ConfigError for a type that Spark has not."""
+    return T.StructType([_spark_field(table, one.name, one) for one in schema.fields])
+
+
+def _spark_field(table: str, path: str, field: NestedField) -> T.StructField:
+    return T.StructField(field.name, _spark_type(table, path, field.field_type))
+
+
+def _spark_type(table: str, path: str, kind: IcebergType) -> T.DataType:
+    if isinstance(kind, StructType):
+        return T.StructType([_spark_field(table, f"{path}.{one.name}", one) for one in kind.fields])
+    if isinstance(kind, ListType):
+        return T.ArrayType(_spark_type(table, f"{path}.element", kind.element_type))
+    if isinstance(kind, MapType):
+        key = _spark_type(table, f"{path}.key", kind.key_type)
+        return T.MapType(key, _spark_type(table, f"{path}.value", kind.value_type))
+    if isinstance(kind, DecimalType):
+        return T.DecimalType(kind.precision, kind.scale)
+    if type(kind) not in _SPARK_TYPES:
+        raise ConfigError(
+            f"the Iceberg table {table} cannot be read",
+            why=f"its field {path} is {kind}, for which Spark has no type",
+            what_to_do="read it with Spark and env.from_dataframe, or another table without this field",
+        )
+    return _SPARK_TYPES[type(kind)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote, quote_plus
 
+from flinkish_spark.connectors.write_modes import Append, WriteMode
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import TextPattern, check_fields
+from flinkish_spark.core.secrets import hide_secrets
 
 #: A column by its name, or one of Iceberg's transforms of it.
 _TRANSFORM = re.compile(
@@ -20,8 +23,16 @@ _TRANSFORMS = (
     "column, year(column), month(column), day(column), hour(column), bucket(16, column), truncate(4, column)"
 )
 #: Properties whose values are shown nowhere.
-_SECRET = re.compile(r"secret|token|password|credential|account-key|access-key|sas|^header\.", re.IGNORECASE)
-_LOGIN = re.compile(r"//[^/\s@]*@")
+_SECRET = re.compile(
+    r"secret|token|passw|pwd|credential|connection.string|sas|(account|access|api|private).?key|^sig|^header\.",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"//[^/\s]*@")
+
+TABLE = Annotated[
+    str, TextPattern(r"[^.\s]+(\.[^.\x00-\x1f]+){2,}", "catalog.schema.table, with a namespace at least")
+]
+BRANCH = Annotated[str, TextPattern(r"[^\s]+", "the name of a branch")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +85,17 @@ class PartitionTransform:
 class IcebergSinkSettings:
     """The parameters of :class:`~flinkish_spark.IcebergSink`, which describes them."""
 
-    table: Annotated[
-        str, TextPattern(r"[^.\s]+(\.[^.\x00-\x1f]+){2,}", "catalog.schema.table, with a namespace at least")
-    ]
+    table: TABLE
     properties: Mapping[str, str] = field(default_factory=dict, repr=False)
-    branch: Annotated[str, TextPattern(r"[^\s]+", "the name of a branch")] = "main"
+    branch: BRANCH = "main"
     create_table: bool = False
     partition_by: tuple[str, ...] = ()
     table_properties: Mapping[str, str] = field(default_factory=dict)
+    mode: WriteMode = field(default_factory=Append)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        given = self.properties
-        texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
-        if not all(isinstance(one, str) for one in texts):
-            # The values may be secrets.
-            raise ConfigError(
-                f"the properties of the catalog of {self.table} are no texts by name",
-                what_to_do='give a dict of texts, such as {"type": "rest", "uri": "env:CATALOG"}',
-            )
+        check_properties(self.table, self.properties)
         if not self.create_table and (self.partition_by or self.table_properties):
             raise ConfigError(
                 f"partition_by and table_properties are for a new table, and {self.table} is not created",
@@ -110,9 +113,37 @@ class IcebergSinkSettings:
         return tuple(map(PartitionTransform.parse, self.partition_by))
 
 
-def redact(text: str, properties: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Return a text of somebody else without the secrets that properties hold."""
+def check_properties(table: str, given: Mapping[str, str]) -> None:
+    texts = [*given, *given.values()] if isinstance(given, Mapping) else [None]
+    if not all(isinstance(one, str) for one in texts):
+        # The values may be secrets.
+        raise ConfigError(
+            f"the properties of the catalog of {table} are no texts by name",
+            what_to_do='give a dict of texts, such as {"type": "rest", "uri": "env:CATALOG"}',
+        )
+
+
+def redact(text: str, given: Mapping[str, str], *properties: Mapping[str, Any]) -> str:
+    """Return a text of somebody else without the secrets in properties; `given` has variables for some."""
+    secrets = {secret for one in properties for secret in _list_secrets(one, given)}
+    for secret in sorted(secrets, key=len, reverse=True):
+        for shown in (secret, quote(secret, safe=""), quote_plus(secret)):
+            text = text.replace(shown, "***")
+    return hide_secrets(_LOGIN.sub("//***@", text))
+
+
+def _list_secrets(properties: Mapping[str, Any], given: Mapping[str, str], above: str = "") -> Iterator[str]:
     for name, value in properties.items():
-        if value and (_SECRET.search(name) or given.get(name) != value or _LOGIN.search(value)):
-            text = text.replace(value, "***")
-    return _LOGIN.sub("//***@", text)
+        path = f"{above}{name}"
+        if isinstance(value, Mapping):
+            yield from _list_secrets(value, given, f"{path}.")
+        elif isinstance(value, str) and value:
+            is_variable = given.get(path, value) != value
+            if is_variable or _SECRET.search(path) or _LOGIN.search(value):
+                yield value
+            if path.endswith("credential"):
+                # A client's id and its secret.
+                yield from filter(None, value.split(":"))
+            # In a connection string, or a URL.
+            parts = (one.partition("=") for one in re.split("[;&?]", value))
+            yield from (inner for key, _, inner in parts if inner and _SECRET.search(key))

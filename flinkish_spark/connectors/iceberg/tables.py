@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -19,15 +19,16 @@ from pyiceberg.exceptions import (
     TooManyRequestsError,
     WaitingForLockException,
 )
-from pyiceberg.io.pyarrow import PyArrowFileIO
-from pyiceberg.manifest import DataFile
-from pyiceberg.table import Table, TableProperties
+from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus, ManifestFile
+from pyiceberg.table import Table, TableProperties, Transaction
 from pyiceberg.table.locations import SimpleLocationProvider
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update.snapshot import _FastAppendFiles, _MergeAppendFiles
 from pyiceberg.transforms import parse_transform
 from pyspark.sql import types as T
 
-from flinkish_spark.connectors.iceberg.data_files import StagedFolders, path_on_disk, sync_files
+from flinkish_spark.connectors.iceberg.data_files import StagedFolders, path_on_disk, store_of, sync_files
+from flinkish_spark.connectors.iceberg.live_files import TableChange, TableRefusal
 from flinkish_spark.connectors.iceberg.schemas import new_schema
 from flinkish_spark.connectors.iceberg.settings import PartitionTransform, TableName, redact
 from flinkish_spark.connectors.staged_ids import TransactionName
@@ -60,6 +61,9 @@ class IcebergTables:
 
     def __init__(self, name: TableName, properties: Mapping[str, str]) -> None:
         self._name, self._given = name.catalog, properties
+        #: What pyiceberg, the catalog and a table's store have beside the given properties, maybe secrets.
+        self._others: list[Mapping[str, Any]] = []
+        self._store: Mapping[str, Any] = {}
 
     @cached_property
     def _properties(self) -> dict[str, str]:
@@ -68,9 +72,12 @@ class IcebergTables:
     @cached_property
     def _catalog(self) -> Catalog:
         try:
-            return load_catalog(self._name, **self._properties)
+            self._others = [_ENV_CONFIG.get_catalog_config(self._name) or {}]
+            catalog = load_catalog(self._name, **self._properties)
+            self._others.append(catalog.properties)
+            return catalog
         except (ValueError, ImportError) as error:
-            why = redact(str(error), self._properties, self._given)
+            why = self._redact(str(error))
             raise ConfigError(
                 f"the Iceberg catalog '{self._name}' is not configured",
                 why=why,
@@ -78,13 +85,19 @@ class IcebergTables:
                 f".pyiceberg.yaml, or by variables such as PYICEBERG_CATALOG__{self._name.upper()}__URI",
             ) from None
 
+    def _redact(self, text: str) -> str:
+        return redact(text, self._given, self._properties, *self._others, self._store)
+
     def find(self, name: TableName) -> Table | None:
         """Return a table as it is now; None if there is none."""
-        with self._translate(f"the table {name} cannot be loaded"):
+        with self.translate_errors(f"the table {name} cannot be loaded"):
             try:
-                return self._catalog.load_table(name.path)
+                table = self._catalog.load_table(name.path)
             except NoSuchTableError:
                 return None
+            # A catalog may give keys of the store for a while.
+            self._store = table.io.properties
+            return table
 
     def create(
         self,
@@ -94,7 +107,7 @@ class IcebergTables:
         properties: Mapping[str, str],
     ) -> None:
         """Create a table with the fields of a stream, unless it is there."""
-        with self._translate(f"the table {name} cannot be created"):
+        with self.translate_errors(f"the table {name} cannot be created"):
             try:
                 creation = self._catalog.create_table_transaction(
                     name.path, schema=new_schema(stream), properties=dict(properties)
@@ -113,27 +126,25 @@ class IcebergTables:
             except ValueError as error:
                 raise ConfigError(
                     f"the table {name} cannot be created",
-                    why=str(error).split("\n")[0],
+                    why=self._redact(str(error)).split("\n")[0],
                     what_to_do="correct partition_by and table_properties",
-                ) from error
+                ) from None
 
-    def append(self, table: Table, files: Sequence[DataFile], app: str, text: str, branch: str) -> Table:
-        """Commit files by one snapshot with a mark, on top of the branch as it is in `table`.
+    def commit(self, table: Table, change: TableChange, name: str, text: str, branch: str) -> Table:
+        """Commit a change by one snapshot with a named mark, on top of the branch as it is in `table`.
 
         Raises CommitConflict if the branch has moved on.
         """
         base = _disable_retries(table)
         transaction = base.transaction()
-        update = transaction.update_snapshot({app: text}, branch)
         made: list[Any] = []
-        merges = table.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "false").lower() == "true"
-        with self._translate(f"the catalog '{self._name}' does not take a commit"):
+        with self.translate_errors(f"the catalog '{self._name}' does not take a commit"):
             try:
-                with update.merge_append() if merges else update.fast_append() as snapshot:
-                    for file in files:
+                with _begin_snapshot(transaction, change, {name: text}, branch) as snapshot:
+                    for file in change.added:
                         snapshot.append_data_file(file)
                 # In the same commit, since snapshots expire.
-                transaction.set_properties({app: text})
+                transaction.set_properties({name: text})
                 # This order matters: pyiceberg would delete the manifests of a commit that is refused, and a
                 # request that was sent twice on its way may be refused after it was taken.
                 made, transaction._snapshot_producers = transaction._snapshot_producers, []
@@ -144,16 +155,16 @@ class IcebergTables:
                     return now
                 for one in made:
                     one._clean_all_uncommitted()
-                raise CommitConflict(str(error)) from error
+                raise CommitConflict(self._redact(str(error))) from None
 
     @contextmanager
-    def _translate(self, what: str) -> Iterator[None]:
+    def translate_errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (FlinkishError, CommitConflict):
+        except (FlinkishError, CommitConflict, TableRefusal):
             raise
         except Exception as error:
-            said = redact(f"{type(error).__name__}: {error}", self._properties, self._given)
+            said = self._redact(f"{type(error).__name__}: {error}")
             fault = EnvironmentFault(
                 what,
                 why=said.split("\n")[0],
@@ -162,6 +173,52 @@ class IcebergTables:
             fault.ends_when_repeated = not _may_pass(error)
             # An error that shows a secret is not shown.
             raise fault from (error if str(error) in said else None)
+
+
+def _begin_snapshot(
+    transaction: Transaction, change: TableChange, mark: dict[str, str], branch: str
+) -> _FastAppendFiles:
+    if change.removed:
+        return _ReplaceFiles(transaction, change, mark, branch)
+    update = transaction.update_snapshot(mark, branch)
+    merges = transaction.table_metadata.properties.get(TableProperties.MANIFEST_MERGE_ENABLED, "false")
+    return update.merge_append() if merges.lower() == "true" else update.fast_append()
+
+
+class _ReplaceFiles(_MergeAppendFiles):
+    """Adds files and removes others. pyiceberg's own reads every manifest twice, and takes no NaN."""
+
+    def __init__(
+        self, transaction: Transaction, change: TableChange, mark: dict[str, str], branch: str
+    ) -> None:
+        io = transaction._table.io
+        super().__init__(Operation.OVERWRITE, transaction, io, branch=branch, snapshot_properties=mark)
+        self._change = change
+        self._deleted_data_files = {one.data_file for one in change.live.data() if self._is_removed(one)}
+
+    def _is_removed(self, entry: ManifestEntry) -> bool:
+        return entry.data_file.file_path in self._change.removed
+
+    def _manifests(self) -> list[ManifestFile]:
+        made = []
+        if self._added_data_files:
+            with self.new_manifest_writer(self._transaction.table_metadata.spec()) as writer:
+                for file in self._added_data_files:
+                    writer.add(ManifestEntry.from_args(status=ManifestEntryStatus.ADDED, data_file=file))
+            made.append(writer.to_manifest_file())
+        for manifest, entries in self._change.live.manifests:
+            removed = [one for one in entries if self._is_removed(one)]
+            if removed:
+                with self.new_manifest_writer(self.spec(manifest.partition_spec_id)) as writer:
+                    for one in entries:
+                        if self._is_removed(one):
+                            writer.delete(one)
+                        else:
+                            writer.existing(one)
+                made.append(writer.to_manifest_file())
+            elif entries:
+                made.append(manifest)
+        return self._process_manifests(made)
 
 
 def _may_pass(error: Exception) -> bool:
@@ -191,13 +248,10 @@ def find_marks(table: Table, app: str, job: JobUuid) -> list[tuple[Mark, Snapsho
     return sorted(found, key=lambda one: (one[0].checkpoint, one[1] is not None))
 
 
-def store_of(table: Table) -> PyArrowFileIO:
-    return PyArrowFileIO(dict(table.io.properties))
-
-
 def folders_of(table: Table, app: str) -> StagedFolders:
     data = SimpleLocationProvider(table.location(), table.properties).data_path
-    return StagedFolders(data, app, store_of(table))
+    # Without an underscore, so that Iceberg's own removal of orphan files finds what is forgotten here.
+    return StagedFolders(f"{data}/flinkish/{app}", store_of(table))
 
 
 def find_referenced(table: Table, is_ours: Callable[[str], bool]) -> set[str]:

@@ -16,9 +16,10 @@ import pytest
 from flinkish_spark import StreamExecutionEnvironment
 from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.core.errors import ConfigError, FlinkishError, UserFunctionError, raise_translated
+from flinkish_spark.core.secrets import hide_secrets
 from flinkish_spark.job.client import JobClient
 from flinkish_spark.job.engine import JobProgress
-from flinkish_spark.job.trace_log import hide_secrets, write_trace_file
+from flinkish_spark.job.trace_log import write_trace_file
 from flinkish_spark.protocol.job_status import JobStatus
 from tests.support.job_graphs import Session
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from flinkish_spark.connectors.delta.table import Append, OverwritePartitions, Upsert, mode_from_json
+from flinkish_spark.connectors.write_modes import Append, OverwritePartitions, Upsert, mode_from_json
 from flinkish_spark.protocol.envelope import seal
 from tests.support.stored_values import RECORDS, Drawn, made, plain, record
 

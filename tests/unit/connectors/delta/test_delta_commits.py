@@ -16,7 +16,6 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import types as T
 
 from flinkish_spark import DeltaManifest, DeltaSink
-from flinkish_spark.connectors.delta.committing import newest_per_key
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import (
     FEATURES_OF_DELTA_RS,
@@ -39,15 +38,8 @@ from flinkish_spark.connectors.delta.tables import (
     find_last_version,
     info_of,
 )
-from flinkish_spark.connectors.delta.writer import (
-    BATCH,
-    DELETED,
-    ORDER,
-    FilesToWrite,
-    Statistics,
-    partition_texts,
-    stats_columns,
-)
+from flinkish_spark.connectors.delta.writer import FilesToWrite, Statistics, partition_texts, stats_columns
+from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER, newest_per_key
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.sources import DeltaSource, DeltaTableSource
 from flinkish_spark.types.ddl import parse_ddl

@@ -15,7 +15,8 @@ from flinkish_spark import Append, DeltaManifest, OverwritePartitions, Upsert
 from flinkish_spark.connectors.delta.files import TableFiles
 from flinkish_spark.connectors.delta.table import WriteMode
 from flinkish_spark.connectors.delta.tables import metadata_of, vector_name
-from flinkish_spark.connectors.delta.writer import BATCH, DELETED, ORDER, FilesToWrite
+from flinkish_spark.connectors.delta.writer import FilesToWrite
+from flinkish_spark.connectors.staged_rows import BATCH, DELETED, ORDER
 from flinkish_spark.contracts.manifest import ManifestContext
 from flinkish_spark.core.errors import StoreError
 from flinkish_spark.core.store import LocalStore

@@ -27,11 +27,11 @@ from flinkish_spark.connectors.delta.table import (
     is_wider,
     list_stored_names,
     mark_in,
-    mode_from_json,
     why_not_as_files,
     why_stricter,
 )
 from flinkish_spark.connectors.delta.writer import FilesToWrite
+from flinkish_spark.connectors.write_modes import mode_from_json
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.timeline import Mark

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, StructType
 
 from flinkish_spark.connectors.iceberg import tables as iceberg_tables
+from flinkish_spark.connectors.write_modes import Append, Upsert, WriteMode
 from flinkish_spark.core.errors import AnotherTimelineError, EnvironmentFault
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.records import Outcome
+from flinkish_spark.protocol.records import Committable, Outcome
 from flinkish_spark.protocol.timeline import Mark, Stretch, Timeline
 from tests.support.iceberg_rig import APP, JOB, IcebergRig
 
@@ -103,14 +106,14 @@ def test_two_processes_that_commit_one_checkpoint_from_the_same_version_commit_i
     rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged, other = rig.stage(ONE), rig.new_committer()
-    append_files = iceberg_tables.IcebergTables.append
+    commit = iceberg_tables.IcebergTables.commit
 
     def overtaken(self: Any, *given: Any) -> Any:
         monkeypatch.undo()
         assert rig.commit(1, staged, by=other).outcome is Outcome.COMMITTED
-        return append_files(self, *given)
+        return commit(self, *given)
 
-    monkeypatch.setattr(iceberg_tables.IcebergTables, "append", overtaken)
+    monkeypatch.setattr(iceberg_tables.IcebergTables, "commit", overtaken)
     assert rig.commit(1, staged).outcome is Outcome.RETRY
     assert rig.commit(1, staged).outcome is Outcome.ALREADY_COMMITTED
     assert rig.rows() == Counter(ONE) and len(rig.table.metadata.snapshots) == 1
@@ -215,6 +218,45 @@ def test_rows_for_a_table_that_was_changed_meanwhile_are_staged_again(rig: Icebe
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "path"),
+    [
+        ("STRUCT<a: STRING, b: INT>", {"a": "x", "b": 1}, ("v", "a")),
+        ("ARRAY<STRUCT<a: STRING, b: INT>>", [{"a": "x", "b": 1}], ("v", "element", "a")),
+        ("MAP<STRING, STRUCT<a: STRING, b: INT>>", [("k", {"a": "x", "b": 1})], ("v", "value", "a")),
+        ("STRUCT<s: STRUCT<a: STRING, b: INT>>", {"s": {"a": "x", "b": 1}}, ("v", "s", "a")),
+    ],
+)
+@pytest.mark.parametrize("mode", [Append(), Upsert(("id",))])
+def test_a_field_at_any_depth_that_was_dropped_and_added_again_is_another_one(
+    tmp_path: Path, mode: WriteMode, kind: str, value: Any, path: tuple[str, ...]
+) -> None:
+    rig = IcebergRig(tmp_path, f"id LONG, v {kind}", mode=mode)
+    rig.create()
+    staged = rig.stage([(1, value)])
+    with rig.table.update_schema() as schema:
+        schema.delete_column(path)
+    with rig.table.update_schema() as schema:
+        schema.add_column(path, StringType())
+    dotted = ".".join(path)
+    assert f"its field {dotted} was dropped" in rig.committer.why_dead([staged])[0]
+    answer = rig.commit(1, staged)
+    assert answer.outcome is Outcome.LOST and answer.is_proven_aborted and "was dropped" in answer.detail
+    assert rig.commit(1, rig.stage([(1, value)])).outcome is Outcome.COMMITTED
+
+
+def test_a_field_within_a_struct_that_the_stream_lacks_may_be_dropped(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "id LONG, v STRUCT<a: STRING>")
+    rig.create()
+    with rig.table.update_schema() as schema:
+        schema.add_column(("v", "more"), StringType())
+    staged = rig.stage([(1, {"a": "x"})])
+    with rig.table.update_schema() as schema:
+        schema.delete_column(("v", "more"))
+    assert rig.commit(1, staged).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(1, '{"a": "x"}')])
+
+
 def test_a_table_that_was_made_anew_is_another_one_and_a_missing_one_is_no_proof(rig: IcebergRig) -> None:
     staged = rig.stage(ONE)
     rig.catalog.rename_table("shop.orders", "shop.older")
@@ -280,6 +322,116 @@ def test_a_sweep_keeps_files_that_a_snapshot_names_although_their_folder_is_open
     rig.folders.open(name)
     assert IcebergRig(rig.root, epoch=2).committer.sweep([], frozenset) == 1
     assert rig.rows() == Counter(ONE)
+
+
+def ask_and_lose_the_answer(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch, *staged: Committable
+) -> Callable[[], Any]:
+    """Commit checkpoint 1; the catalog takes the request when the returned function is called."""
+    kind, late = type(rig.catalog), list[Callable[[], Any]]()
+    commit = kind.commit_table
+
+    def delay(*given: Any) -> Any:
+        late.append(partial(commit, *given))
+        raise CommitStateUnknownException("no answer")
+
+    with monkeypatch.context() as slow:
+        slow.setattr(kind, "commit_table", delay)
+        assert rig.commit(1, *staged).outcome is Outcome.RETRY
+    [request] = late
+    return request
+
+
+def partition_anew(rig: IcebergRig) -> None:
+    with rig.table.update_spec() as spec:
+        spec.add_field("name", IdentityTransform(), "name")
+
+
+def test_a_request_that_the_catalog_takes_after_a_sweep_is_refused(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(rig.table, "x")
+    staged, other = rig.stage(ONE), rig.stage(TWO)
+    request = ask_and_lose_the_answer(rig, monkeypatch, staged, other)
+    partition_anew(rig)
+    answer = rig.commit(1, staged, other)
+    assert answer.outcome is Outcome.LOST and answer.is_proven_aborted
+    newer = IcebergRig(rig.root, epoch=2)
+    assert newer.committer.sweep([], frozenset) == 2
+    assert len(rig.files()) == 1
+    snapshot = rig.table.current_snapshot()
+    assert snapshot is not None and snapshot.summary is not None and len(rig.table.snapshots()) == 2
+    assert snapshot.summary.additional_properties[f"{APP}-lost"] == "1"
+    with pytest.raises(CommitFailedException):
+        request()
+    assert newer.commit(1, newer.stage([*ONE, *TWO])).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(100, "x"), *ONE, *TWO])
+    assert newer.committer.sweep([], frozenset) == 0 and len(rig.table.snapshots()) == 3
+
+
+def test_a_request_that_the_catalog_takes_before_a_sweep_keeps_its_files(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = rig.stage(ONE)
+    request = ask_and_lose_the_answer(rig, monkeypatch, staged)
+    partition_anew(rig)
+    assert rig.commit(1, staged).outcome is Outcome.LOST
+    request()
+    newer = IcebergRig(rig.root, epoch=2)
+    assert newer.committer.sweep([], frozenset) == 1
+    assert newer.commit(1, newer.stage(ONE)).outcome is Outcome.ALREADY_COMMITTED
+    assert rig.rows() == Counter(ONE) and len(rig.table.snapshots()) == 1
+
+
+def test_a_sweep_after_the_replay_needs_no_snapshot(rig: IcebergRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    staged = rig.stage(ONE)
+    request = ask_and_lose_the_answer(rig, monkeypatch, staged)
+    partition_anew(rig)
+    assert rig.commit(1, staged).outcome is Outcome.LOST
+    newer = IcebergRig(rig.root, epoch=2)
+    assert newer.commit(1, newer.stage(ONE)).outcome is Outcome.COMMITTED
+    assert newer.committer.sweep([], frozenset) == 1
+    with pytest.raises(CommitFailedException):
+        request()
+    assert rig.rows() == Counter(ONE) and len(rig.table.snapshots()) == 1
+
+
+def test_files_stay_while_the_table_takes_no_snapshot_that_would_refuse_their_request(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = rig.stage(ONE)
+    request = ask_and_lose_the_answer(rig, monkeypatch, staged)
+    with rig.table.transaction() as change:
+        change.set_properties({"write.format.default": "orc"})
+    answer = rig.commit(1, staged)
+    assert answer.outcome is Outcome.LOST and not answer.is_proven_aborted
+    newer = IcebergRig(rig.root, epoch=2)
+    assert newer.committer.sweep([], frozenset) == 0
+    request()
+    assert rig.rows() == Counter(ONE)
+    with rig.table.transaction() as change:
+        change.remove_properties("write.format.default")
+    assert newer.committer.sweep([], frozenset) == 1 and rig.rows() == Counter(ONE)
+
+
+def test_a_sweep_that_somebody_overtakes_deletes_nothing(
+    rig: IcebergRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staged = rig.stage(ONE)
+    request = ask_and_lose_the_answer(rig, monkeypatch, staged)
+    partition_anew(rig)
+    assert rig.commit(1, staged).outcome is Outcome.LOST
+    newer, commit = IcebergRig(rig.root, epoch=2), iceberg_tables.IcebergTables.commit
+
+    def overtaken(self: Any, *given: Any) -> Table:
+        request()
+        return commit(self, *given)
+
+    with monkeypatch.context() as busy:
+        busy.setattr(iceberg_tables.IcebergTables, "commit", overtaken)
+        assert newer.committer.sweep([], frozenset) == 0
+    assert rig.rows() == Counter(ONE)
+    assert newer.committer.sweep([], frozenset) == 1 and rig.rows() == Counter(ONE)
 
 
 def test_outages_are_waited_for_and_what_cannot_pass_ends_the_job_without_a_secret(

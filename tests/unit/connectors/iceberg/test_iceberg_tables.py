@@ -6,16 +6,21 @@ import json
 import math
 import sys
 from collections import Counter
+from collections.abc import Collection
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.expressions import EqualTo
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     DoubleType,
     IntegerType,
@@ -26,14 +31,21 @@ from pyiceberg.types import (
     StringType,
     StructType,
     TimestampType,
+    UUIDType,
 )
 from pyspark.sql import types as T
 
 from flinkish_spark import IcebergSink
+from flinkish_spark.connectors.iceberg import tables as iceberg_tables
+from flinkish_spark.connectors.iceberg.data_files import FilesWork, metadata_for_tasks
 from flinkish_spark.connectors.iceberg.schemas import find_null, why_no_match, why_no_type, why_not_written
 from flinkish_spark.connectors.iceberg.sink import check_table
-from flinkish_spark.core.errors import ConfigError, EnvironmentFault, SchemaError
+from flinkish_spark.connectors.iceberg.tables import IcebergTables
+from flinkish_spark.connectors.staged_rows import DELETED
+from flinkish_spark.connectors.write_modes import Append, Upsert, WriteMode
+from flinkish_spark.core.errors import BadRecordError, ConfigError, EnvironmentFault, SchemaError
 from flinkish_spark.protocol.records import Outcome
+from flinkish_spark.types.arrow_types import arrow_schema
 from flinkish_spark.types.ddl import parse_ddl
 from tests.support.iceberg_rig import IcebergRig
 
@@ -76,6 +88,7 @@ def test_values_of_every_type_are_read_as_they_were_written(tmp_path: Path) -> N
     [
         *("b", "n", "day", "at", "local", "name", "raw", "yes", "d", "bucket(4, b)", "bucket(3, n)"),
         *("bucket(8, name)", "truncate(2, name)", "truncate(10, n)", "truncate(10, s)", "year(day)"),
+        *("bucket(8, raw)", "bucket(3, day)"),
         *("month(local)", "day(at)", "hour(at)", "st.x", "bucket(2, st.x)"),
     ],
 )
@@ -93,6 +106,86 @@ def test_rows_are_partitioned_by_every_transform_as_pyiceberg_does_it(tmp_path: 
     table.append(there)
     theirs = [task.file.partition for task in rig.table.scan().plan_files()]
     assert Counter(map(str, theirs)) == Counter({str(one): 2 for one in ours})
+
+
+def test_bytes_are_truncated_which_pyiceberg_itself_does_not(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "raw BINARY", partition_by=("truncate(2, raw)",))
+    rig.create()
+    rows = [(b"\xff\0a",), (b"\xff\0b",), (b"a",), (b"",), (None,)]
+    rig.commit(1, rig.stage(rows))
+    assert rig.rows() == Counter(rows)
+    found = {task.file.partition[0] for task in rig.table.scan().plan_files()}
+    assert found == {b"\xff\0", b"a", b"", None}
+    chosen = rig.table.scan(row_filter=EqualTo("raw", b"\xff\0b"))
+    assert len([*chosen.plan_files()]) == 1 and chosen.to_arrow().to_pylist() == [{"raw": b"\xff\0b"}]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_table_may_be_partitioned_by_a_uuid_that_the_stream_lacks(tmp_path: Path, dropped: bool) -> None:
+    rig = IcebergRig(tmp_path, "id LONG", create_table=False)
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "u", UUIDType()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "u"))
+    properties = {"format-version": "1"}
+    rig.catalog.create_table("shop.orders", schema, partition_spec=spec, properties=properties)
+    if dropped:
+        # A dropped partition field of the first format stays, and is always null.
+        with rig.table.update_spec() as change:
+            change.remove_field("u")
+    assert rig.commit(1, rig.stage([(1,), (2,)])).outcome is Outcome.COMMITTED
+    assert rig.rows() == Counter([(1, None), (2, None)])
+    assert [task.file.partition[0] for task in rig.table.scan().plan_files()] == [None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "value"),
+    [
+        ("DECIMAL(4, 1)", Decimal("-999.0"), Decimal("-999.1")),
+        ("DECIMAL(38, 0)", Decimal("-" + "9" * 37 + "0"), Decimal("-" + "9" * 37 + "1")),
+        ("INT", -(2**31) + 8, -(2**31) + 7),
+        ("LONG", -(2**63) + 8, -(2**63) + 7),
+    ],
+)
+@pytest.mark.parametrize("mode", [Append(), Upsert(("id",))])
+def test_a_record_whose_partition_has_no_value_is_named(
+    tmp_path: Path, mode: WriteMode, kind: str, least: Any, value: Any
+) -> None:
+    rig = IcebergRig(tmp_path, f"id LONG, x {kind}", partition_by=("truncate(10, x)",), mode=mode)
+    rig.create()
+    rows = [(1, None), (2, least), (3, value)]
+    with pytest.raises(BadRecordError) as found:
+        write_as_task(rig, rows)
+    text = str(found.value)
+    assert "truncate[10] of the field x is less than every" in text
+    assert f"'id': 3, 'x': {value!r}" in text
+    write_as_task(rig, rows[:2])
+    if isinstance(mode, Upsert):
+        # What is deleted has no partition.
+        write_as_task(rig, rows, deleted=[2])
+
+
+def write_as_task(rig: IcebergRig, rows: list[tuple[Any, ...]], deleted: Collection[int] = ()) -> None:
+    is_merged = isinstance(rig.sink.mode, Upsert)
+    fields = T.StructType([*rig.fields, *([T.StructField(DELETED, T.BooleanType())] if is_merged else [])])
+    given = [(*row, at in deleted) if is_merged else row for at, row in enumerate(rows)]
+    batch = pa.RecordBatch.from_pylist(
+        [dict(zip(fields.names, row, strict=True)) for row in given], arrow_schema(fields)
+    )
+    told = metadata_for_tasks(rig.table.metadata)
+    work = FilesWork("table", fields, told, f"file://{rig.root}/staged", {}, 7 if is_merged else None)
+    task = work.begin(cast(Any, SimpleNamespace(partitionId=lambda: 0)), 1)
+    task.write(batch)
+
+
+def test_a_bound_that_cannot_be_made_is_left_out(tmp_path: Path) -> None:
+    rig = IcebergRig(tmp_path, "name STRING, raw BINARY")
+    rig.create()
+    longest = "x" * 15 + "\ud7ff" + "y"
+    rows = [("a", b"\xff" * 17), (longest, b"")]
+    rig.commit(1, rig.stage(rows))
+    [task] = rig.table.scan().plan_files()
+    assert task.file.lower_bounds == {1: b"a", 2: b""} and not task.file.upper_bounds
+    assert rig.rows() == Counter(rows)
+    assert rig.table.scan(row_filter=EqualTo("name", longest)).to_arrow().num_rows == 1
 
 
 def test_values_that_equal_nothing_have_partitions_too(tmp_path: Path) -> None:
@@ -259,6 +352,39 @@ def test_settings_are_checked_and_secrets_are_shown_nowhere(monkeypatch: pytest.
     assert "7" not in str(found.value)
 
 
+def test_no_text_of_an_error_has_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = {
+        "credential": "client-7:hidden/1 ",
+        "adls.connection-string": "AccountName=me;AccountKey=hidden2==",
+        "auth": {"type": "oauth2", "oauth2": {"client_id": "me", "client_secret": "hidden3"}},
+        "header.Authorization": "Basic hidden4",
+    }
+    config = SimpleNamespace(get_catalog_config=lambda name: own if name == "lake" else None)
+    monkeypatch.setattr(iceberg_tables, "_ENV_CONFIG", config)
+    monkeypatch.setenv("HIDDEN", "hidden5")
+    rig = IcebergRig(tmp_path)
+    rig.create()
+    properties = {**rig.sink.properties, "user": "env:HIDDEN", "s3.session-token": "hidden6"}
+    tables = IcebergTables(rig.sink.name, properties)
+    table = tables.find(rig.sink.name)
+    assert table is not None
+    tables._catalog.properties["token"] = "hidden7"
+    table.io.properties["s3.secret-access-key"] = "hidden8"
+    monkeypatch.setattr(type(tables._catalog), "load_table", lambda *_: table)
+    tables.find(rig.sink.name)
+    shown = (
+        "type sql, me: client-7 hidden/1  hidden%2F1+ hidden2== hidden3 Basic hidden4 hidden5 hidden6 "
+        "hidden7 hidden8 https://x/y?sig=hidden9&a=b //u:p@hidden10@host/db?password=hidden11"
+    )
+    with pytest.raises(EnvironmentFault) as found, tables.translate_errors("nothing works"):
+        raise OSError(shown)
+    assert found.value.why == (
+        "OSError: type sql, me: *** *** *** *** *** *** *** *** *** *** "
+        "https://x/y?sig=***&a=b //***@host/db?password=***"
+    )
+    assert found.value.__cause__ is None
+
+
 def test_a_catalog_that_is_not_configured_or_a_namespace_that_is_missing_is_said(tmp_path: Path) -> None:
     rig = IcebergRig(tmp_path)
     rig.catalog.drop_namespace("shop")
@@ -267,22 +393,18 @@ def test_a_catalog_that_is_not_configured_or_a_namespace_that_is_missing_is_said
     other = IcebergRig(tmp_path, partition_by=("day(name)",))
     with pytest.raises(ConfigError, match="cannot be created"):
         other.create()
-    from flinkish_spark.connectors.iceberg.tables import IcebergTables
-
     sink = IcebergSink("nobody.shop.orders")
     with pytest.raises(ConfigError, match="catalog 'nobody' is not configured"):
         IcebergTables(sink.name, sink.properties).find(sink.name)
 
 
 def test_what_tasks_are_sent_has_no_history_and_shows_no_secret(tmp_path: Path) -> None:
-    from flinkish_spark.connectors.iceberg.data_files import StageDataFiles, metadata_for_tasks
-
     rig = IcebergRig(tmp_path)
     rig.create()
     rig.commit(1, rig.stage([(1, "a")]))
     told = metadata_for_tasks(rig.table.metadata)
     assert json.loads(told)["snapshots"] == []
-    work = StageDataFiles("uid", rig.fields, told, "/folder", {"s3.secret-access-key": "hidden"})
+    work = FilesWork("uid", rig.fields, told, "/folder", {"s3.secret-access-key": "hidden"})
     assert "hidden" not in repr(work)
     assert PyArrowFileIO(dict(work.store)).properties == {"s3.secret-access-key": "hidden"}
 
@@ -297,5 +419,5 @@ def test_a_machine_without_pyiceberg_is_told_what_to_install(
     monkeypatch.undo()
     rig.sink.preflight(cast(Any, None), rig.committer._context)
     assert rig.table.schema().column_names == ["id", "name"]
-    with pytest.raises(TypeError, match="mode"):
-        IcebergSink("lake.shop.orders", mode="upsert")  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match="mode"):
+        IcebergSink("lake.shop.orders", mode="upsert")  # type: ignore[arg-type]

@@ -21,12 +21,12 @@ from flinkish_spark import (
     String,
     Upsert,
 )
-from flinkish_spark.connectors.delta.table import list_stored_names, mode_from_json
 from flinkish_spark.connectors.jdbc.settings import deletions
 from flinkish_spark.connectors.kafka.client.reader import record_schema
 from flinkish_spark.connectors.kafka.metadata import names_of
 from flinkish_spark.connectors.kafka.stream_options import parse_stream
 from flinkish_spark.connectors.kafka.stream_reader import make_schema
+from flinkish_spark.connectors.write_modes import list_stored_names, mode_from_json
 from flinkish_spark.core import changelogs
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.sources import KafkaRecordsSource
