@@ -302,7 +302,7 @@ class CheckpointCoordinator:
             # Checkpoints that were being decided are finished by now; their savepoints are written, too.
             self._mailbox.read(self._fail)
             self._workers.join()
-        self._job.tracker.store()
+        self._job.tracker.store(is_last=True)
         self._mailbox.close()
         self._mailbox.read(self._fail)
         for pending in self._state.open:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from flinkish_spark.checkpoint.series import SeriesKeeper
 from flinkish_spark.contracts.sink import Committer
 from flinkish_spark.contracts.source import Extent, SourceNode
 from flinkish_spark.core.clock import Clock
@@ -248,6 +249,8 @@ class CheckpointTracker:
         self._user_metrics = UserMetricKeeper() if user_metrics is None else user_metrics
         #: Returns how many records sources have not read yet, as far as Spark knows.
         self.pending: Callable[[], Mapping[str, int]] = dict
+        #: The same of the partition with the most; None if unknown.
+        self.worst_lag: Callable[[], int | None] = lambda: None
         #: Whether the job began with a savepoint, so that it has not read the earlier records.
         self._begins_at_savepoint = False
         #: Answers of committers for the checkpoint that is being confirmed.
@@ -259,6 +262,7 @@ class CheckpointTracker:
         self._lock = threading.Lock()
         self._history = self._load()
         self._user_metrics.begin(self._history.user_metrics)
+        self._series = SeriesKeeper(job_dir, clock)
 
     def _load(self) -> StatisticsHistory:
         try:
@@ -332,7 +336,8 @@ class CheckpointTracker:
     def on_confirmed(self, decision: Decision) -> None:
         times = self._times.pop(decision.checkpoint)
         begun, durations = self._find_begun(decision.checkpoint), times.durations(self._clock.monotonic_ms())
-        self._count(decision)
+        counts, worst_lag = self._count(decision)
+        self._series.on_confirmed(counts, worst_lag, durations.end_to_end_ms or 0)
         self._end(self._complete(begun, decision, times, durations, self._commit_ms))
 
     def on_failed(self, checkpoint: CheckpointId, reason: CheckpointFailureReason, text: str) -> None:
@@ -368,19 +373,24 @@ class CheckpointTracker:
         with self._lock:
             restored = RestoredCheckpoint(checkpoint, self._clock.wall_ms(), path)
             self._history = self._history.add_restored(restored)
+        self._series.on_start()
         self.store()
 
-    def store(self) -> None:
-        """Store the history; called when the coordinator ends, too."""
+    def store(self, is_last: bool = False) -> None:
+        """Store the history, and the lines over time if it is time; called when the coordinator ends, too."""
         self._stored_ms = self._clock.monotonic_ms()
         try:
             self._job_dir.put_statistics(self._history)
         except StoreError as error:
+            # Without another try of a store that does not answer.
             LOG.warning("the statistics are not stored: %s", error)
+        else:
+            self._series.store(is_last)
 
-    def _count(self, decision: Decision) -> None:
-        """Add the counts of a confirmed checkpoint to the job's totals."""
+    def _count(self, decision: Decision) -> tuple[Mapping[str, Mapping[str, int]], int | None]:
+        """Add a confirmed checkpoint's counts to the totals; return them, and the worst partition's lag."""
         counted, self._answers = self._answers, _CheckpointCounts()
+        worst_lag = None
         counted.add_decided(decision)
         try:
             # Both call foreign code: a source of the user's, and Spark.
@@ -391,10 +401,12 @@ class CheckpointTracker:
             counted.add_read(self._extents(decision.offsets_text), upto)
             for uid, count in self.pending().items():
                 counted.add(uid, "pendingRecords", count)
+            worst_lag = self.worst_lag()
         except Exception as error:
             LOG.warning("records of checkpoint %s are not counted: %s", decision.checkpoint, error)
         with self._lock:
             self._history = self._history.add_counts(counted.by_uid)
+        return counted.by_uid, worst_lag
 
     def _extents(self, offsets_text: str) -> dict[str, Extent]:
         position = LoggedOffsets.parse(offsets_text) if offsets_text else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
 from flinkish_spark.contracts.dataset import Dataset
@@ -76,6 +76,8 @@ class Extent:
     records: int
     #: Records of a bounded input in total; None if unknown.
     all_records: int | None = None
+    #: The same as `records` by partition, for inputs that have some.
+    partitions: Mapping[Any, int] = field(default_factory=dict, compare=False)
 
 
 class Source(ABC):

@@ -37,6 +37,7 @@ from flinkish_spark.protocol.lineage import LineageHistory, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replay import RestagedEpoch
 from flinkish_spark.protocol.savepoints import Seed
+from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch, Timeline
 
@@ -53,7 +54,7 @@ REWINDING = "rewinding"
 _SPARK_VERSIONS = "spark-versions"
 REWIND_ORDER_KEY = "orders/rewind.json"
 TIMELINE_ORDER_KEY = "orders/timeline.json"
-_STATISTICS_KEY = "statistics.json"
+_STATISTICS_KEY, _SERIES_KEY = "statistics.json", "series.json"
 #: Folder of the owners' reports about the job.
 _REPORTS = "reports"
 #: Folders of the stretch that each takeover began, and of the marks that a user has accepted.
@@ -249,6 +250,12 @@ class JobDir:
 
     def put_statistics(self, history: StatisticsHistory) -> None:
         self.store.put(_STATISTICS_KEY, seal("statistics", history.to_json()))
+
+    def series(self) -> Series | None:
+        return self._optional(_SERIES_KEY, "series", Series)
+
+    def put_series(self, series: Series) -> None:
+        self.store.put(_SERIES_KEY, seal("series", series.to_json()))
 
     def job_graph(self) -> JobGraph | None:
         return self._optional("graph.json", "graph", JobGraph)

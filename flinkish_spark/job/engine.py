@@ -62,6 +62,9 @@ class RunningQuery(Protocol):
     def pending_records(self) -> Mapping[str, int]:
         """Return the number of unread records of sources, by uid, as of the last progress report."""
 
+    def worst_lag(self) -> int | None:
+        """Return the number of unread records in the partition with the most; None if unknown."""
+
 
 class QueryPlan(Protocol):
     @property

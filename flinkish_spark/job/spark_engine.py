@@ -71,7 +71,7 @@ from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery
-from flinkish_spark.job.inputs import DroppedRecords, pending_records
+from flinkish_spark.job.inputs import DroppedRecords, pending_records, worst_lag
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
 from flinkish_spark.planning.job_graph import describe_job, name_operators
@@ -615,6 +615,9 @@ class SparkQuery:
 
     def pending_records(self) -> Mapping[str, int]:
         return pending_records(self._sources, self._query)
+
+    def worst_lag(self) -> int | None:
+        return worst_lag(self._sources, self._query)
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]:
         return self._costs.value

@@ -131,6 +131,10 @@ class SimQuery:
         """Return nothing: nobody looks how much input there is."""
         return {}
 
+    def worst_lag(self) -> int | None:
+        """Return that it is unknown, as above."""
+        return None
+
     # -- the query thread, in the JVM -----------------------------------------------------------
     def _run(self) -> None:
         try:

@@ -66,6 +66,8 @@ RECORDS = (
     "protocol.statistics RestoredCheckpoint",
     "protocol.statistics CheckpointCounts",
     "protocol.statistics StatisticsHistory",
+    "protocol.series SeriesPoint",
+    "protocol.series Series",
     "protocol.input_gate PendingAlignment",
     "protocol.watermarks OperatorTime",
     "protocol.watermarks AssignerTime",

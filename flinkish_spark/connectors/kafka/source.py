@@ -367,7 +367,7 @@ class KafkaSource(KafkaInput):
     def extent(self, position: LoggedOffsets | None) -> Extent | None:
         """Return the sum of a position's offsets, without asking brokers where topics begin."""
         read = {} if position is None else self.offsets_in(position)
-        return Extent(sum(read.values())) if read else None
+        return Extent(sum(read.values()), partitions=read) if read else None
 
     def newest(
         self, job_dir: JobDir, uid: str, position: LoggedOffsets | None

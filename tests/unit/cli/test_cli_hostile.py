@@ -230,6 +230,7 @@ TORN: dict[str, Callable[[bytes], bytes]] = {
         "orders/rewind.json",
         "rewinding/9.json",
         "statistics.json",
+        "series.json",
         "saved/savepoint.json",
         "saved/claimed.json",
     ],

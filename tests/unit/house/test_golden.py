@@ -19,6 +19,7 @@ from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.lineage import RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
 from flinkish_spark.protocol.replay import RestagedEpoch
+from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch
 from tests.golden import programs
@@ -40,6 +41,7 @@ READERS: dict[str, Any] = {
     "restaged": RestagedEpoch,
     "rewind": RewindIntent,
     "rewind-order": RewindOrder,
+    "series": Series,
     "staged": StagedBatch,
     "statistics": StatisticsHistory,
     "stretch": Stretch,

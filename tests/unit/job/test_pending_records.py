@@ -8,7 +8,7 @@ from typing import Any
 from flinkish_spark import Raw
 from flinkish_spark.connectors.collection import CollectionSource
 from flinkish_spark.contracts.source import SourceNode
-from flinkish_spark.job.inputs import pending_records
+from flinkish_spark.job.inputs import pending_records, worst_lag
 from flinkish_spark.sources import KafkaSource
 
 KAFKA = SourceNode("orders", KafkaSource("one:9092", ["orders"], value=Raw()).bind("orders"))
@@ -28,6 +28,16 @@ def test_what_waits_is_what_lies_behind_the_newest_micro_batch() -> None:
     # Scanned twice: what one of both has not read waits.
     behind = ('{"orders": {"0": 8, "1": 5}}', '{"orders": {"0": 12, "1": 9}}')
     assert pending_records([KAFKA], query(read, behind)) == {"orders": 8}
+
+
+def test_the_worst_partition_is_the_one_with_the_most_that_waits() -> None:
+    read = ('{"orders": {"0": 10, "1": 5}}', '{"orders": {"0": 12, "1": 9, "2": 50}}')
+    # Partition 2 is new: where its records begin nobody has asked.
+    assert worst_lag([KAFKA, BOUNDED], query(('{"checkpoint": 3}', None), read)) == 4
+    assert worst_lag([KAFKA], query(('{"orders": {"0": 9}}', '{"orders": {"0": 2}}'))) == 0
+    assert worst_lag([KAFKA], query(('{"orders": {"0": 10}}', None))) is None
+    assert worst_lag([BOUNDED], query(('{"0": 1}', '{"0": 2}'))) is None
+    assert worst_lag([KAFKA], SimpleNamespace(lastProgress=None)) is None  # type: ignore[arg-type]
 
 
 def test_what_spark_does_not_know_is_left_out() -> None:
