@@ -115,6 +115,11 @@ def session_time_zone(spark: SparkSession) -> str:
     return spark.conf.get("spark.sql.session.timeZone") or "UTC"
 
 
+def find_spark_ui(spark: SparkSession) -> str | None:
+    """Return the address of Spark's own page; None if it is off."""
+    return getattr(getattr(spark, "sparkContext", None), "uiWebUrl", None)
+
+
 def has_class(spark: SparkSession, name: str) -> bool:
     """Return True if the driver's JVM can load a class."""
     try:

@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,8 @@ from flinkish_spark.rest import flinkish_views
 
 #: Numbers of newest checkpoints and restart causes that are shown.
 _CHECKPOINTS, _CAUSES = 8, 5
+#: Parts of the last hour in a line, and the signs by which it rises.
+_PARTS, _SIGNS = 40, "▁▂▃▄▅▆▇█"
 #: On terminals narrower than this, tables have only the most important columns.
 _WIDE = 90
 _QUIT, _UP, _DOWN = (b"q", b"Q", b"\x1b"), (b"k", b"\x1b[A", b"\x1bOA"), (b"j", b"\x1b[B", b"\x1bOB")
@@ -178,6 +180,8 @@ class _Views:
             self._head(facts),
             self._waits(facts),
             self._vertices(),
+            self._totals(),
+            self._lines(),
             self._causes(facts),
             self._checkpoints(),
         )
@@ -220,6 +224,26 @@ class _Views:
         columns = ["vertex", "state", "in/s", "out/s", "busy", "held back", "lag", "tasks"]
         none = "its graph is not written down yet"
         return self._section(f"Vertices{over}", columns, rows, narrow=5, none=none)
+
+    def _totals(self) -> RenderableType | None:
+        vertices = flinkish_views.graph(self._snapshot)["vertices"]
+        counted = [one for one in vertices if any(n is not None for n in one["totals"].values())]
+        rows = [[one["name"], *one["totals"].values()] for one in counted]
+        columns = ["vertex", "read", "written", "not read yet", "late"]
+        return self._section("Totals since the first start", columns, rows, narrow=3) if rows else None
+
+    def _lines(self) -> RenderableType | None:
+        found = flinkish_views.series(self._snapshot)
+        since_ms = found["now_ms"] - _PARTS * _PART_MS
+        points = [one for one in found["hour"]["points"] if one["at_ms"] >= since_ms]
+        rows = []
+        for title, name, describe in _LINES:
+            known = [(one["at_ms"], one[name]) for one in points if one[name] is not None]
+            values = [value for _, value in known]
+            if any(values):
+                rows.append([title, describe(values[-1]), describe(max(values)), _sparkline(known, since_ms)])
+        columns = ["line", "newest", "most", "from an hour ago to now"]
+        return self._section("The last hour", columns, rows, narrow=3) if rows else None
 
     def _waits(self, facts: dict[str, Any]) -> RenderableType | None:
         rows = [
@@ -264,7 +288,9 @@ class _Views:
             for one in found["checkpoints"]
         ]
         columns = ["id", "status", "took", "rows", "triggered", "purpose", "failure"]
-        return self._section(title, columns, rows, narrow=4, none="none yet")
+        section = self._section(title, columns, rows, narrow=4, none="none yet")
+        hint = found["hint"]
+        return section if hint is None else Group(section, Text(one_line(hint), style="yellow"))
 
     def _sinks(self) -> RenderableType | None:
         rows = [
@@ -323,6 +349,29 @@ def _format_life(facts: dict[str, Any]) -> str:
     if facts["was_cut_off"]:
         return "it is gone; the next start continues the job"
     return {"ALIVE": "it lives", "ENDED": "it has ended"}.get(facts["owner"]["life"], "not seen from here")
+
+
+#: Lines over time: their title, their name in points, and their text.
+_LINES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
+    ("rows in/s", "in_per_second", str),
+    ("rows out/s", "out_per_second", str),
+    ("not read yet", "lag", str),
+    ("worst partition", "worst_lag", str),
+    ("checkpoint took", "took_ms", duration_text),
+    ("starts", "starts", str),
+)
+_PART_MS = 3_600_000 // _PARTS
+
+
+def _sparkline(points: Sequence[tuple[int, float]], since_ms: int) -> str:
+    """Return a sign for each part of the last hour: its highest value, or a dot where there is none."""
+    parts: dict[int, float] = {}
+    for at_ms, value in points:
+        part = (at_ms - since_ms) // _PART_MS
+        parts[part] = max(value, parts.get(part, 0))
+    most = max(parts.values()) or 1
+    signs = {part: _SIGNS[round(value / most * (len(_SIGNS) - 1))] for part, value in parts.items()}
+    return "".join(signs.get(part, "·") for part in range(_PARTS))
 
 
 def _failure(failure: dict[str, Any] | None) -> str:

@@ -622,7 +622,11 @@ class StreamExecutionEnvironment(JobPlans, Queries):
         if reporting is not None:
             reporting.begin(ReportedJob(self.job, tuple(engine.sources), lambda: engine.planned))
         reported = collect_reported_settings(
-            self.checkpoint, self.restart_strategy, settings.trigger_ms, partitions
+            self.checkpoint,
+            self.restart_strategy,
+            settings.trigger_ms,
+            partitions,
+            session.find_spark_ui(self.spark),
         )
         reporter = JobReporter(job_dir, settings.clock, engine.vertices, reported)
         # It comes first, so that the report is up to date when the user's listeners are called.

@@ -84,7 +84,11 @@ class JobReporter(QuietListener):
 
 
 def collect_reported_settings(
-    checkpoint: CheckpointConfig, restart: object, trigger_ms: int, shuffle_partitions: int
+    checkpoint: CheckpointConfig,
+    restart: object,
+    trigger_ms: int,
+    shuffle_partitions: int,
+    spark_ui: str | None = None,
 ) -> dict[str, Any]:
     """Return the settings that other processes may see: names and numbers, no data of the user."""
     tolerable = checkpoint.tolerable_failures
@@ -101,4 +105,5 @@ def collect_reported_settings(
         "restart_strategy": type(restart).__name__,
         "trigger_ms": trigger_ms,
         "shuffle_partitions": shuffle_partitions,
+        "spark_ui": spark_ui,
     }

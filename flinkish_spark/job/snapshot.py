@@ -19,6 +19,7 @@ from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
 from flinkish_spark.protocol.job_report import JobReport, ReportedWait
 from flinkish_spark.protocol.job_status import JobStatus
 from flinkish_spark.protocol.plan_layout import PlanLayout, ScanRole, offsets_in, source_of
+from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory
 
 #: An owner on another machine that has written nothing for this long is reported as gone.
@@ -173,6 +174,14 @@ class JobSnapshot:
             return self.job.job_dir.statistics() or StatisticsHistory()
         except CorruptObjectError:
             return StatisticsHistory()
+
+    @cached_property
+    def series(self) -> Series:
+        """The lines over time; empty if they are missing or damaged."""
+        try:
+            return self.job.job_dir.series() or Series()
+        except CorruptObjectError:
+            return Series()
 
     @cached_property
     def checkpoint_ids(self) -> tuple[CheckpointId, ...]:

@@ -168,6 +168,7 @@ class _Paths:
             Route("/flinkish/events", self._all_events),
             Route(base, self._serve_own_job(ours.job)),
             Route(f"{base}/graph", self._serve_own_job(ours.graph)),
+            Route(f"{base}/series", self._serve_own_job(ours.series)),
             Route(f"{base}/watermarks", self._serve_own_job(ours.watermarks)),
             Route(f"{base}/sinks", self._serve_own_job(ours.sinks)),
             Route(f"{base}/lineages", self._serve_own_job(ours.lineages)),

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median_low
 from typing import Any
 
+from flinkish_spark.core.clock import duration_text
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.upstream_cut import upstream_cut
 from flinkish_spark.job.snapshot import JobSnapshot
 from flinkish_spark.job.stored_job import CheckpointView, counts_json, details_of, summary_json
 from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
 from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS
-from flinkish_spark.protocol.ids import CheckpointId
+from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.series import HOUR_SLOT_MS, WEEK_SLOT_MS, SeriesPoint
+from flinkish_spark.protocol.statistics import CheckpointDurations, CheckpointStatus
 from flinkish_spark.rest.jobs import FoundJobs
+
+#: Least number of distances between checkpoints, and least factor of the interval, to say it is never kept.
+_JUDGED, _NEVER_KEPT = 5, 1.2
+#: Parts of a checkpoint; the last is what the others leave.
+_PARTS = (
+    *("the trigger", "staging", "the decision", "the commit"),
+    "the wait for the micro-batch that carries the barrier",
+)
 
 
 def summarize_job(snapshot: JobSnapshot) -> dict[str, Any]:
@@ -86,6 +99,29 @@ def graph(snapshot: JobSnapshot) -> dict[str, Any]:
     }
 
 
+def series(snapshot: JobSnapshot) -> dict[str, Any]:
+    """Return the lines over time: of the last hour, and of the last week."""
+    report, found = snapshot.report, snapshot.series
+    return {
+        "now_ms": snapshot.now_ms,
+        "interval_ms": None if report is None else report.settings.get("interval_ms"),
+        "hour": {"slot_ms": HOUR_SLOT_MS, "points": [_point(one) for one in found.hour]},
+        "week": {"slot_ms": WEEK_SLOT_MS, "points": [_point(one) for one in found.week]},
+    }
+
+
+def _point(one: SeriesPoint) -> dict[str, Any]:
+    return {
+        "at_ms": one.at_ms,
+        "in_per_second": one.to_rate(one.read),
+        "out_per_second": one.to_rate(one.written),
+        "lag": one.lag,
+        "worst_lag": one.worst_lag,
+        "took_ms": one.took_ms,
+        "starts": one.starts,
+    }
+
+
 def _vertex(snapshot: JobSnapshot, found: JobGraph, vertex: JobVertex) -> dict[str, Any]:
     flow, is_running = snapshot.flow, snapshot.status.value == "RUNNING"
     busy, held = snapshot.shares_of(vertex)
@@ -116,7 +152,25 @@ def _vertex(snapshot: JobSnapshot, found: JobGraph, vertex: JobVertex) -> dict[s
         else rate(flow.rows_by_sink, snapshot.sinks_of(vertex)),
         "busy": busy,
         "back_pressured": held,
+        "totals": _totals(snapshot, vertex),
         "watermark_ms": snapshot.watermark_of(vertex),
+    }
+
+
+def _totals(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, int | None]:
+    """Return sums over a vertex's operators since the job's first start; None for what is not counted."""
+    totals = snapshot.history.totals
+    owned = [totals[one.uid] for one in vertex.operators if one.uid in totals]
+
+    def total(name: str) -> int | None:
+        known = [own[name] for own in owned if name in own]
+        return sum(known) if known else None
+
+    return {
+        "read": total("numRecordsIn"),
+        "written": total("numRecordsOut"),
+        "unread": total("pendingRecords"),
+        "late": total("numLateRecordsDropped"),
     }
 
 
@@ -157,7 +211,42 @@ def checkpoints(snapshot: JobSnapshot, at_most: int, before: int | None) -> dict
         "older_than": int(views[-1].checkpoint) if older else None,
         "counts": counts_json(snapshot.history),
         "summary": summary_json(snapshot.history, digits=1),
+        "hint": _hint(snapshot),
     }
+
+
+def _hint(snapshot: JobSnapshot) -> str | None:
+    """Say that the interval is never kept, and why; None if it is, or if too little is known."""
+    settings = {} if snapshot.report is None else snapshot.report.settings
+    interval_ms = settings.get("interval_ms")
+    ended = [
+        one
+        for one in snapshot.history.entries
+        if one.purpose is CheckpointPurpose.PERIODIC and one.status is not CheckpointStatus.IN_PROGRESS
+    ]
+    gaps_ms = [later.trigger_at_ms - one.trigger_at_ms for one, later in pairwise(ended)]
+    if not interval_ms or len(gaps_ms) < _JUDGED or min(gaps_ms) < interval_ms * _NEVER_KEPT:
+        return None
+    parts = _parts([one.durations for one in ended if one.status is CheckpointStatus.COMPLETED])
+    name = max(parts, key=lambda part: parts[part], default=None)
+    longest = "" if name is None else f" The longest part is {name}: {duration_text(parts[name])}."
+    return (
+        f"The interval of {duration_text(interval_ms)} is never kept: the newest {len(ended)} checkpoints "
+        f"began at least {duration_text(min(gaps_ms))} apart.{longest} "
+        "To do: shorten that part, such as by smaller micro-batches, or make the interval longer."
+    )
+
+
+def _parts(durations: Sequence[CheckpointDurations]) -> dict[str, int]:
+    """Return the median duration of each part of checkpoints that were measured completely."""
+    found: dict[str, list[int]] = {}
+    for one in durations:
+        parts = (one.trigger_ms, one.sync_ms, one.async_ms, one.commit_ms)
+        known = [part for part in parts if part is not None]
+        if one.end_to_end_ms is not None and len(known) == len(parts):
+            for name, part in zip(_PARTS, (*known, one.end_to_end_ms - sum(known)), strict=True):
+                found.setdefault(name, []).append(part)
+    return {name: median_low(values) for name, values in found.items()}
 
 
 def _add_participants(view: CheckpointView) -> dict[str, Any]:

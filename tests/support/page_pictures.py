@@ -24,10 +24,12 @@ def main(out: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         (root / "empty").mkdir(parents=True)
         job = shown_job(root / "jobs" / "orders", checkpoints=12)
+        job.measured_over_time()
         many = ten_thousand(root / "many" / "orders", patch)
         with serving(root / "jobs") as jobs, serving(root / "empty") as empty, serving(root / "many") as all_:
             for name, server, address, size, scheme in (
                 ("graph", jobs, f"/job/{job.uuid}/graph", WIDE, "light"),
+                ("lines", jobs, f"/job/{job.uuid}/lines", WIDE, "light"),
                 ("checkpoints", jobs, f"/job/{job.uuid}/checkpoints", WIDE, "light"),
                 ("checkpoint", jobs, f"/job/{job.uuid}/checkpoints/show/9", WIDE, "dark"),
                 ("sinks", jobs, f"/job/{job.uuid}/sinks", WIDE, "light"),
@@ -43,7 +45,8 @@ def main(out: Path) -> None:
                     page.goto(f"{server.url}#{address}")
                     page.locator("main h1").wait_for()
                     page.wait_for_timeout(1_500)
-                    page.screenshot(path=out / f"{name}.png", full_page=name in ("checkpoints", "narrow"))
+                    is_long = name in ("checkpoints", "lines", "narrow")
+                    page.screenshot(path=out / f"{name}.png", full_page=is_long)
 
 
 if __name__ == "__main__":

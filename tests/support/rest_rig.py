@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 import urllib.error
@@ -43,6 +44,7 @@ from flinkish_spark.protocol.job_status import (
 )
 from flinkish_spark.protocol.plan_layout import OperatorInstance, PlanLayout, Scan, ScanRole
 from flinkish_spark.protocol.records import Barrier, Committable, SinkAck, StagedBatch, TaskAck
+from flinkish_spark.protocol.series import Series, SeriesPoint
 from flinkish_spark.protocol.statistics import (
     CheckpointDurations,
     CheckpointStatistics,
@@ -113,7 +115,7 @@ class ShownJob(JobOnDisk):
         )
         self.job_dir.record_fact("layout-0", layout.to_json())
         settings = collect_reported_settings(
-            CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4
+            CheckpointConfig(interval_ms=INTERVAL_MS), ExponentialDelay(), 0, 4, "http://127.0.0.1:4040"
         )
         self.report = JobReport.begin(OwnerEpoch(1), self.began_ms, GRAPH.vertices, settings, None)
         self.change(JobStatus.RUNNING, JobEvent.STARTED, 2_000)
@@ -262,6 +264,28 @@ class ShownJob(JobOnDisk):
         waited = (ParticipantStatistics("topic", ParticipantKind.SINK, is_acknowledged=False),)
         ended = begun.fail(reason, text, CheckpointDurations(trigger_ms=100, end_to_end_ms=2_000), waited)
         self.history = self.history.add_triggered(begun).add_ended(ended)
+        self.job_dir.put_statistics(self.history)
+
+    def measured_over_time(self, hours: int = 30, checkpoint_s: int = 15) -> None:
+        """Store totals, and lines: more rows by day, a lag that rises, and a restart 20 minutes ago."""
+        series, now_ms = Series(), int(time.time() * 1_000)
+        for step in range(hours * 3_600 // checkpoint_s, 0, -1):
+            ago_s = step * checkpoint_s
+            at_ms, wave = now_ms - ago_s * 1_000, math.sin(ago_s / 7_000) + math.sin(ago_s / 90) / 6
+            if 1_200 < ago_s < 1_380:
+                continue
+            if 1_200 - checkpoint_s < ago_s <= 1_200:
+                series = series.add(SeriesPoint(at_ms, starts=1))
+            rows = int((4_000 + 1_500 * wave) * checkpoint_s)
+            lag = max(0, int(4_000 * wave)) + (40 * (ago_s - 600) if 600 < ago_s < 1_200 else 0)
+            took_ms = int(6_000 + 2_500 * wave) + (9_000 if step % 29 == 0 else 0)
+            point = SeriesPoint(at_ms, checkpoint_s * 1_000, rows, rows // 3, lag, lag * 2 // 3, took_ms)
+            series = series.add(point)
+        self.job_dir.put_series(series)
+        source = {"numRecordsIn": 12_345_678, "pendingRecords": 2_100, "position": 99}
+        late, sink = {"numLateRecordsDropped": 17}, {"numRecordsOut": 4_115_226, "numBytesOut": 9}
+        totals = {"orders": source, "totals": late, "table": sink, "topic": sink}
+        self.history = replace(self.history, totals=totals)
         self.job_dir.put_statistics(self.history)
 
     def restored(self, number: int) -> None:

@@ -140,8 +140,8 @@ async function allJobs() {
       ["restarts", (job) => count(job.restarts), "number"],
       ["checkpoints", (job) => count(job.completed), "number"],
       ["failed", (job) => count(job.failed), "number"],
-      ["the last one", (job) => at(job.newest_at_ms)],
-      ["took", (job) => lasted(job.newest_took_ms), "number"],
+      ["newest checkpoint", (job) => at(job.newest_at_ms)],
+      ["it took", (job) => lasted(job.newest_took_ms), "number"],
     ], jobs, "There is no job in these directories yet. A job appears here with its first start.")),
     broken.length ? [h("h2", {}, "Directories that cannot be read"), h("div", { class: "sheet" }, broken.map(([place, why]) =>
       h("p", {}, h("code", {}, place), h("br"), why)))] : null,
@@ -150,7 +150,7 @@ async function allJobs() {
 
 // -- one job ---------------------------------------------------------------------------------------
 const TABS = [
-  ["graph", "Graph", graphTab], ["checkpoints", "Checkpoints", checkpointsTab], ["sinks", "Sinks", sinksTab],
+  ["graph", "Graph", graphTab], ["lines", "Over time", linesTab], ["checkpoints", "Checkpoints", checkpointsTab], ["sinks", "Sinks", sinksTab],
   ["time", "Event time", timeTab], ["restarts", "Restarts", restartsTab], ["operate", "Operate", operateTab],
 ];
 
@@ -168,6 +168,7 @@ async function oneJob(id, tab, rest) {
     h("div", { class: "sheet" }, facts([
       ["started", at(job.began_at_ms)], since, ["restarts", count(job.restarts)], ["lineage", count(job.lineage)],
       ["driver", job.owner.host ? `${job.owner.host}, process ${job.owner.pid}` : UNKNOWN], ["owner", `epoch ${job.owner.epoch}`],
+      ["Spark's page", link(job.settings.spark_ui)],
       ["job id", h("code", {}, id), "wide"], ["directory", h("code", {}, job.job_dir), "wide"],
     ])),
     job.waits.length ? [h("h2", {}, "Held back"), h("div", { class: "sheet" }, table("Who has waited for longer than two checkpoint intervals, and for what", [
@@ -203,6 +204,8 @@ function bar(x, y, width, share, kind, name) {
 }
 
 const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
+/** Only an address of a page becomes a link: what a job reports may be anything. */
+const link = (url) => /^https?:\/\//.test(url || "") ? h("a", { href: url, target: "_blank", rel: "noopener noreferrer" }, "jobs and stages ↗") : UNKNOWN;
 const perSecond = (n) => n === null || n === undefined ? UNKNOWN : `${n.toLocaleString()} /s`;
 
 function drawnGraph(vertices) {
@@ -268,8 +271,91 @@ async function graphTab(id) {
       ["busy", (one) => percent(one.busy), "number"],
       ["held back", (one) => percent(one.back_pressured), "number"],
       ["watermark", (one) => at(one.watermark_ms)],
+    ], found.vertices, ""),
+    h("p", { class: "quiet" }, "Busy: the share of the time in which micro-batches ran. Held back: the share in which they waited because too many were not committed yet.")),
+    h("div", { class: "sheet" }, table("Totals since the first start, as of the newest complete checkpoint", [
+      ["vertex", (one) => one.name, "wide"],
+      ["rows read", (one) => count(one.totals.read), "number"],
+      ["rows written", (one) => count(one.totals.written), "number"],
+      ["not read yet", (one) => count(one.totals.unread), "number"],
+      ["dropped as late", (one) => count(one.totals.late), "number"],
     ], found.vertices, "")),
   ];
+}
+
+// -- over time -------------------------------------------------------------------------------------
+async function linesTab(id, job, [span = "hour"]) {
+  const found = await asked(`jobs/${id}/flinkish/series`);
+  const isWeek = span === "week", { points, slot_ms } = isWeek ? found.week : found.hour;
+  const base = `#/job/${id}/lines`;
+  const choice = h("nav", { class: "row", "aria-label": "How far back" }, [["hour", "Last hour"], ["week", "Last week"]].map(([name, title]) =>
+    h("a", { href: `${base}/${name}`, "aria-current": (name === "week") === isWeek ? "page" : null }, title)));
+  const frame = { from: found.now_ms - (isWeek ? 7 * 24 : 1) * 3_600_000, to: found.now_ms, slot_ms, points };
+  if (!points.some((one) => one.at_ms >= frame.from)) return [choice, h("p", { class: "none" }, "Nothing was measured in this time. A point is added with each complete checkpoint.")];
+  const many = (n) => count(n < 100 ? Math.round(n * 10) / 10 : Math.round(n));
+  return [
+    choice,
+    h("div", { class: "charts" },
+      chart("Rows per second", "What sources read and sinks wrote, from one complete checkpoint to the next.", frame, many,
+        [["in", "sync", (one) => one.in_per_second], ["out", "commit", (one) => one.out_per_second]]),
+      chart("Not read yet", "Rows that wait in front of the sources. If the worst partition has most of them, keys or partitions are skewed. Known of topics, and of inputs that end.", frame, many,
+        [["all partitions", "alignment", (one) => one.lag], ["worst partition", "async", (one) => one.worst_lag]]),
+      chart("Checkpoint duration", "From the request until all sinks show it. Above the interval, the interval cannot be kept.", frame, lasted,
+        [["longest checkpoint", "sync", (one) => one.took_ms], ["interval", "limit", () => found.interval_ms]])),
+    h("p", { class: "quiet" }, `A point stands for ${lasted(slot_ms).replace(" 0 s", "")}. `, h("i", { class: "key start" }),
+      "Here the job went on from a checkpoint: a restart, or a new start. Where a line is missing nothing was measured, such as while the job was down."),
+  ];
+}
+
+const CHART = { height: 170, left: 58, right: 14, top: 12, bottom: 24 };
+
+/** Lines over the same time; a line is [name, class, value of a point]. */
+function chart(name, says, { from, to, slot_ms, points }, format, lines) {
+  const shown = points.filter((one) => one.at_ms >= from);
+  const room = document.getElementById("main").clientWidth;
+  const width = Math.max(240, room > 900 ? (room - 50) / 2 - 34 : room - (innerWidth > 640 ? 74 : 58)), { height, left, right, top, bottom } = CHART;
+  const most = niceMost(Math.max(0, ...lines.flatMap(([, , value]) => shown.map((one) => value(one) ?? 0))), format === lasted);
+  const x = (ms) => left + (ms - from) / (to - from) * (width - left - right), y = (value) => height - bottom - value / most * (height - top - bottom);
+  const steps = shown.slice(1).map((one, place) => one.at_ms - shown[place].at_ms).sort((a, b) => a - b);
+  // A distance that is long for this line: nothing was measured in between.
+  const gap = 4 * Math.max(slot_ms, steps[Math.floor(steps.length / 2)] || 0);
+  const time = (ms) => to - from > 86_400_000 ? new Date(ms).toLocaleDateString(undefined, { weekday: "short", day: "numeric" }) : new Date(ms).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
+  const drawn = lines.map(([, kind, value]) => {
+    if (kind === "limit") return h("path", { class: "line limit", d: value({}) ? `M${left} ${y(value({}))}H${width - right}` : "" });
+    let path = "", last = -Infinity;
+    for (const one of shown) {
+      if (value(one) === null || value(one) === undefined) continue;
+      const place = `${x(one.at_ms).toFixed(1)} ${y(value(one)).toFixed(1)}`;
+      // A line of no length is a point, by its round ends.
+      path += one.at_ms - last > gap ? `M${place}h0` : `L${place}`;
+      last = one.at_ms;
+    }
+    return h("path", { class: `line ${kind}`, d: path });
+  });
+  const said = ([title, , value]) => {
+    const known = shown.map(value).filter((one) => one !== null && one !== undefined);
+    if (!known.length) return `${title}: not measured`;
+    const newest = known.at(-1), most = Math.max(...known);
+    return `${title}: ${format(newest)}${most > newest ? `, at most ${format(most)}` : ""}`;
+  };
+  return h("div", { class: "sheet" }, h("h3", {}, name), h("p", { class: "quiet" }, says),
+    h("div", { class: "legend" }, lines.map((line) => h("span", {}, h("i", { class: `key ${line[1]}` }), said(line)))),
+    h("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${name}; ${lines.map(said).join("; ")}` },
+      [0, 0.5, 1].map((part) => h("g", {}, h("line", { x1: left, x2: width - right, y1: y(part * most), y2: y(part * most), class: "grid" }),
+        h("text", { x: left - 8, y: y(part * most) + 4, "text-anchor": "end", class: "quiet" }, format(part * most)))),
+      [0, 1 / 3, 2 / 3, 1].map((part) => h("text", { x: x(from + part * (to - from)), y: height - 6, "text-anchor": ["start", "middle", "middle", "end"][Math.round(part * 3)], class: "quiet" }, time(from + part * (to - from)))),
+      shown.filter((one) => one.starts).map((one) => h("line", { x1: x(one.at_ms), x2: x(one.at_ms), y1: top - 8, y2: height - bottom, class: "start" },
+        h("title", {}, `${at(one.at_ms)}: went on from a checkpoint ${one.starts === 1 ? "once" : `${one.starts} times`}`))),
+      drawn,
+      shown.map((one) => h("rect", { x: x(one.at_ms) - 3, y: top, width: 6, height: height - top - bottom, class: "over" },
+        h("title", {}, [at(one.at_ms), ...lines.map(([title, , value]) => `${title}: ${value(one) === null || value(one) === undefined ? UNKNOWN : format(value(one))}`)].join("\n"))))));
+}
+
+/** The end of an axis: 1, 2, 2.5 or 5 of a power of ten; of durations a number that one reads as a time. */
+function niceMost(most, isTime) {
+  if (isTime && most > 10_000) return [20, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600, 7_200, 21_600, 86_400].map((s) => s * 1_000).find((ms) => ms >= most) || most;
+  const power = 10 ** Math.floor(Math.log10(Math.max(1, most)));
+  return [1, 2, 2.5, 5, 10].find((factor) => factor * power >= most) * power;
 }
 
 // -- checkpoints -----------------------------------------------------------------------------------
@@ -287,9 +373,10 @@ async function checkpointsTab(id, job, rest) {
   return [
     h("div", { class: "sheet" }, facts([
       ["completed", count(counts.completed)], ["failed", count(counts.failed)], ["in progress", count(counts.in_progress)],
-      ["refused", count(counts.refused)], ["restored", count(counts.restored)], ["kept in the directory", count(found.known)],
-      ["interval", lasted(settings.interval_ms)], ["timeout", lasted(settings.timeout_ms)], ["at a time", count(settings.max_concurrent)],
+      ["refused requests", count(counts.refused)], ["starts from one", count(counts.restored)], ["kept in the directory", count(found.known)],
+      ["interval", lasted(settings.interval_ms)], ["timeout", lasted(settings.timeout_ms)], ["at most at a time", count(settings.max_concurrent)],
     ])),
+    found.hint ? h("p", { class: "sheet hint", role: "note" }, found.hint) : null,
     h("h2", {}, "Timeline"),
     h("div", { class: "sheet" }, gantt(found.checkpoints.slice(0, 20), base)),
     h("h2", {}, "Summary"),
@@ -342,6 +429,8 @@ function phases(one) {
   if (d.trigger_ms !== null) found.push(["trigger", 0, d.trigger_ms, "trigger: from the request to the barrier"]);
   if (one.status === "FAILED") return { found, total, decided: null };
   if (d.alignment_ms !== null) found.push(["alignment", Math.max(0, staged - d.alignment_ms), d.alignment_ms, "alignment: from the first barrier to the last"]);
+  const waits = Math.max(0, staged - (d.sync_ms || 0)) - d.trigger_ms;
+  if (d.trigger_ms !== null && d.sync_ms !== null && waits > 0) found.push(["wait", d.trigger_ms, waits, "wait for its micro-batch: the one before runs to its end, then Spark plans the one with the barrier"]);
   if (d.sync_ms !== null) found.push(["sync", Math.max(0, staged - d.sync_ms), d.sync_ms, "staging (sync): the stream waits for it"]);
   if (d.async_ms !== null) found.push(["async", staged, d.async_ms, "decision (async): until it is durable; the stream goes on"]);
   let begin = decided, odd = false;
@@ -378,7 +467,7 @@ function gantt(checkpoints, base) {
       h("text", { x: scale(total) + 6, y: y + 12 }, one.status === "FAILED" ? `✕ ${lasted(total)}` : lasted(total)));
   });
   return [
-    h("div", { class: "legend" }, [["trigger", "trigger"], ["alignment", "alignment"], ["sync", "staging (sync)"], ["async", "decision (async)"], ["decision", "decided"], ["commit", "commit, sink by sink"]].map(([kind, name]) =>
+    h("div", { class: "legend" }, [["trigger", "trigger"], ["wait", "wait for its micro-batch"], ["alignment", "alignment"], ["sync", "staging (sync)"], ["async", "decision (async)"], ["decision", "decided"], ["commit", "commit, sink by sink"]].map(([kind, name]) =>
       h("span", {}, h("i", { class: `key ${kind}` }), name))),
     h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Timeline of checkpoints; the history below has the same numbers" },
       h("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Timeline of ${measured.length} checkpoints, from the request on` }, ticks, rows)),

@@ -13,6 +13,7 @@ import termios
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fcntl import ioctl
 from pathlib import Path
 
@@ -60,6 +61,21 @@ def test_a_view_has_what_the_page_has(job: ShownJob) -> None:
     (cause,) = [line for line in lines if line[-1].startswith("the sink 'topic' lost its broker")]
     assert cause[1] == "totals"
     assert lines[-1][0] == "totals" and lines[-1][-1] == "7.0 s"
+
+
+def test_lines_over_time_totals_and_the_hint(job: ShownJob) -> None:
+    job.measured_over_time(hours=2)
+    job.report = replace(job.report, settings={**job.report.settings, "interval_ms": 5_000})
+    job.job_dir.put_report(job.report)
+    lines = shown(job.root)
+    assert ["Source: orders", "12345678", "-", "2100", "-"] in lines
+    (rows,) = [line for line in lines if line[0] == "rows in/s"]
+    assert rows[1].startswith("4") and len(rows[3]) == 40 and set(rows[3]) <= set("▁▂▃▄▅▆▇█·")
+    (starts,) = [line for line in lines if line[0] == "starts"]
+    assert starts[1:3] == ["0", "1"] and starts[3].count("█") == 1 and "·" in starts[3]
+    (took,) = [line for line in lines if line[0] == "checkpoint took"]
+    assert took[2].endswith(" s")
+    assert [line for line in lines if line[0].startswith("The interval of 5.0 s is never kept")]
 
 
 def test_what_holds_a_checkpoint_back_is_shown_while_the_job_lives(

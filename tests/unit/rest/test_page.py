@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flinkish_spark.rest.server import UiServer
 from tests.support.browser import browser
 from tests.support.rest_rig import ShownJob, serving, shown_job
 
-TABS = ("graph", "checkpoints", "sinks", "time", "restarts", "operate", "checkpoints/show/5")
+TABS = ("graph", "lines", "checkpoints", "sinks", "time", "restarts", "operate", "checkpoints/show/5")
 NARROW = {"width": 390, "height": 800}
 
 
@@ -60,10 +61,12 @@ def test_each_part_is_shown(
     chromium: Any, troubles: list[str], tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     job = shown_job(tmp_path / "orders")
+    job.measured_over_time(hours=2)
     page = opened(chromium, troubles, **settings)
     says = (
         "Measured between",
-        "Timeline",
+        "Rows per second",
+        "wait for its micro-batch",
         "An open transaction",
         "As of checkpoint",
         "lost its broker",
@@ -80,6 +83,46 @@ def test_each_part_is_shown(
         shown(page, server, f"/job/{job.uuid}/graph", "Measured between")
         said = page.get_by_role("img", name="totals: RUNNING").get_attribute("aria-label")
         assert said is not None and said.endswith("busy 40 %, held back 10 %")
+        page.close()
+
+
+def test_lines_say_in_words_what_they_show(chromium: Any, troubles: list[str], tmp_path: Path) -> None:
+    job = shown_job(tmp_path / "orders")
+    job.measured_over_time(hours=2)
+    job.report = replace(job.report, settings={**job.report.settings, "spark_ui": "javascript:alert(1)"})
+    job.job_dir.put_report(job.report)
+    page = opened(chromium, troubles, viewport=NARROW)
+    with serving(tmp_path) as server:
+        shown(page, server, f"/job/{job.uuid}/lines", "Rows per second")
+        rows = page.get_by_role("img", name="Rows per second").get_attribute("aria-label")
+        assert rows is not None and "; in: 4," in rows and "; out: 1," in rows
+        took = page.get_by_role("img", name="Checkpoint duration").get_attribute("aria-label")
+        assert took is not None and took.endswith("interval: 10 s")
+        # The job was down for three minutes; a dashed line where it went on.
+        assert page.locator("svg path.line.sync").first.get_attribute("d").count("M") == 2
+        assert page.locator("svg line.start").count() == 3
+        # What a job reports as an address is a link only if it is one of a page.
+        assert page.locator("main a[href^='javascript']").count() == 0
+        # Three facts beside each other on a phone.
+        assert (
+            page.evaluate(
+                "getComputedStyle(document.querySelector('dl.facts')).gridTemplateColumns.split(' ').length"
+            )
+            == 3
+        )
+        page.get_by_role("link", name="Last week").click()
+        page.get_by_text("A point stands for 15 min.").wait_for()
+        page.close()
+
+
+def test_an_interval_that_is_never_kept_is_said(chromium: Any, troubles: list[str], tmp_path: Path) -> None:
+    job = shown_job(tmp_path / "orders")
+    job.report = replace(job.report, settings={**job.report.settings, "interval_ms": 5_000})
+    job.job_dir.put_report(job.report)
+    page = opened(chromium, troubles)
+    with serving(tmp_path) as server:
+        shown(page, server, f"/job/{job.uuid}/checkpoints", "The interval of 5.0 s is never kept")
+        page.get_by_role("link", name="jobs and stages").wait_for()
         page.close()
 
 
@@ -214,11 +257,12 @@ def test_no_data_is_said_in_words(chromium: Any, troubles: list[str], tmp_path: 
     with serving(tmp_path) as server:
         says = (
             "Rates and shares need two",
+            "Nothing was measured",
             "There are no checkpoints yet",
             "confirmed up to",
             "no event time",
         )
-        for tab, text in zip(("graph", "checkpoints", "sinks", "time"), says, strict=True):
+        for tab, text in zip(("graph", "lines", "checkpoints", "sinks", "time"), says, strict=True):
             shown(page, server, f"/job/{job.uuid}/{tab}", text)
         page.close()
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,6 +71,38 @@ def ended(server: UiServer, path: str, trigger: str) -> Any:
             return answer["operation"]
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_lines_over_time_and_totals(server: UiServer, job: ShownJob) -> None:
+    base = f"/jobs/{job.uuid}/flinkish"
+    assert got(server, f"{base}/series")["hour"] == {"slot_ms": 15_000, "points": []}
+    job.measured_over_time(hours=2)
+    found = got(server, f"{base}/series")
+    assert found["interval_ms"] == 10_000 and found["week"]["slot_ms"] == 900_000
+    points = found["hour"]["points"]
+    assert 220 < len(points) <= 240 and sum(one["starts"] for one in points) == 1
+    assert points[-1]["in_per_second"] > 3 * points[-1]["out_per_second"] - 1 > 0
+    assert points[-1]["worst_lag"] <= points[-1]["lag"] and points[-1]["took_ms"] > 0
+    totals = [one["totals"] for one in got(server, f"{base}/graph")["vertices"]]
+    assert totals[0] == {"read": 12_345_678, "written": None, "unread": 2_100, "late": None}
+    assert totals[1]["late"] == 17 and totals[2]["written"] == 4_115_226
+    job.damage("series.json")
+    assert got(server, f"{base}/series")["hour"]["points"] == []
+
+
+def test_an_interval_that_is_never_kept_has_a_hint(server: UiServer, job: ShownJob) -> None:
+    path = f"/jobs/{job.uuid}/flinkish/checkpoints"
+    assert got(server, path)["hint"] is None
+    job.report = replace(job.report, settings={**job.report.settings, "interval_ms": 5_000})
+    job.job_dir.put_report(job.report)
+    assert got(server, path)["hint"] == (
+        "The interval of 5.0 s is never kept: the newest 6 checkpoints began at least 10.0 s apart. "
+        "The longest part is staging: 4.0 s. To do: shorten that part, such as by smaller micro-batches, "
+        "or make the interval longer."
+    )
+    # A savepoint beside the timer says nothing about it.
+    job.completed(8, CheckpointPurpose.SAVEPOINT)
+    assert "the newest 6 checkpoints" in got(server, path)["hint"]
 
 
 # -- Flink's paths ----------------------------------------------------------------------------------
