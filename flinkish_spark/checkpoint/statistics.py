@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flinkish_spark.checkpoint.series import SeriesKeeper
 from flinkish_spark.contracts.sink import Committer
@@ -235,6 +235,15 @@ class _CheckpointCounts:
                 self.add(uid, "pendingRecords", max(0, end.all_records - end.records))
 
 
+@dataclass(frozen=True)
+class PendingRecords:
+    """Numbers of records that are there and not read yet."""
+
+    by_source: Mapping[str, int] = field(default_factory=dict)
+    #: In the partition with the most; None if unknown.
+    worst_partition: int | None = None
+
+
 class CheckpointTracker:
     """Collects statistics from the coordinator's threads; a failure to store them is only logged."""
 
@@ -247,10 +256,8 @@ class CheckpointTracker:
     ) -> None:
         self._job_dir, self._clock, self._sources = job_dir, clock, tuple(sources)
         self._user_metrics = UserMetricKeeper() if user_metrics is None else user_metrics
-        #: Returns how many records sources have not read yet, as far as Spark knows.
-        self.pending: Callable[[], Mapping[str, int]] = dict
-        #: The same of the partition with the most; None if unknown.
-        self.worst_lag: Callable[[], int | None] = lambda: None
+        #: Returns the records that sources have not read yet, as far as Spark knows.
+        self.pending: Callable[[], PendingRecords] = PendingRecords
         #: Whether the job began with a savepoint, so that it has not read the earlier records.
         self._begins_at_savepoint = False
         #: Answers of committers for the checkpoint that is being confirmed.
@@ -399,9 +406,10 @@ class CheckpointTracker:
             if not self._begins_at_savepoint:
                 upto = {uid: one.records for uid, one in self._extents("").items()} | upto
             counted.add_read(self._extents(decision.offsets_text), upto)
-            for uid, count in self.pending().items():
+            pending = self.pending()
+            for uid, count in pending.by_source.items():
                 counted.add(uid, "pendingRecords", count)
-            worst_lag = self.worst_lag()
+            worst_lag = pending.worst_partition
         except Exception as error:
             LOG.warning("records of checkpoint %s are not counted: %s", decision.checkpoint, error)
         with self._lock:

@@ -15,7 +15,7 @@ from flinkish_spark.checkpoint.ownership import Ownership, new_token
 from flinkish_spark.checkpoint.retention import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
-from flinkish_spark.checkpoint.statistics import UserMetricKeeper
+from flinkish_spark.checkpoint.statistics import PendingRecords, UserMetricKeeper
 from flinkish_spark.contracts.calls import AsyncStatistics
 from flinkish_spark.contracts.manifest import Manifest, ManifestWriter
 from flinkish_spark.contracts.sink import Committer, SinkContext
@@ -59,11 +59,8 @@ class RunningQuery(Protocol):
 
     def count_dropped(self) -> int: ...
 
-    def pending_records(self) -> Mapping[str, int]:
-        """Return the number of unread records of sources, by uid, as of the last progress report."""
-
-    def worst_lag(self) -> int | None:
-        """Return the number of unread records in the partition with the most; None if unknown."""
+    def pending_records(self) -> PendingRecords:
+        """Return the unread records of sources, as of the last progress report."""
 
 
 class QueryPlan(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from flinkish_spark.checkpoint.commit import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
 from flinkish_spark.checkpoint.failures import is_outage
 from flinkish_spark.checkpoint.spark_log import SparkLog
+from flinkish_spark.checkpoint.statistics import PendingRecords
 from flinkish_spark.connectors.bad_records import DROPPED_METRIC
-from flinkish_spark.contracts.source import Extent, SourceNode
+from flinkish_spark.contracts.source import SourceNode
 from flinkish_spark.core.clock import Clock, backoff_ms
 from flinkish_spark.core.errors import FlinkishError, InputLostError
 from flinkish_spark.core.job_dir import JobDir
@@ -111,40 +112,25 @@ class DroppedRecords:
             self._final += self._open.pop(min(self._open))
 
 
-def pending_records(sources: Sequence[SourceNode], query: StreamingQuery) -> dict[str, int]:
-    """Return the number of Kafka records after the newest micro-batch, by source uid."""
-    return {
-        uid: max(0, newest.records - end.records)
-        for uid, end, newest in _find_extents(sources, query)
-        if end.all_records is None
-    }
-
-
-def worst_lag(sources: Sequence[SourceNode], query: StreamingQuery) -> int | None:
-    """Return the number of Kafka records after the newest micro-batch in the partition with the most."""
-    lags = [
-        max(0, offset - end.partitions.get(place, offset))
-        for _, end, newest in _find_extents(sources, query)
-        for place, offset in newest.partitions.items()
-    ]
-    return max(lags, default=None)
-
-
-def _find_extents(
-    sources: Sequence[SourceNode], query: StreamingQuery
-) -> Iterator[tuple[str, Extent, Extent]]:
-    """Yield uids of sources with what they have read, and what is there, as of the last progress report."""
+def pending_records(sources: Sequence[SourceNode], query: StreamingQuery) -> PendingRecords:
+    """Return the Kafka records after the newest micro-batch, as of the last progress report."""
     last = query.lastProgress
     if last is None:
-        return
+        return PendingRecords()
+    found, lags = dict[str, int](), list[int]()
     read, there = (
         LoggedOffsets(tuple(_offsets(getattr(one, name)) for one in last.sources))
         for name in ("endOffset", "latestOffset")
     )
     for node in sources:
         end, newest = node.source.extent(read), node.source.extent(there)
-        if end is not None and newest is not None:
-            yield node.uid, end, newest
+        if end is None or newest is None:
+            continue
+        if end.all_records is None:
+            found[node.uid] = max(0, newest.records - end.records)
+        # Where the records of a new partition begin nobody has asked.
+        lags += [max(0, at - end.partitions.get(place, at)) for place, at in newest.partitions.items()]
+    return PendingRecords(found, max(lags, default=None))
 
 
 def _offsets(text: str | None) -> Any:

@@ -39,6 +39,7 @@ from flinkish_spark.checkpoint.spark_log import (
 )
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext, micro_batch_in
 from flinkish_spark.checkpoint.state_files import correct_schema_paths
+from flinkish_spark.checkpoint.statistics import PendingRecords
 from flinkish_spark.connectors.task_staging import (
     JoiningWriter,
     StagePlan,
@@ -71,7 +72,7 @@ from flinkish_spark.core.micro_batch import MICRO_BATCH_PROPERTY
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job.cancellation import QueryCancellation
 from flinkish_spark.job.engine import JobSettings, QueryPlan, RunningQuery
-from flinkish_spark.job.inputs import DroppedRecords, pending_records, worst_lag
+from flinkish_spark.job.inputs import DroppedRecords, pending_records
 from flinkish_spark.job.preflight import check_before_start, record_job
 from flinkish_spark.job.recovery import Reseeding, RestoredSavepoint
 from flinkish_spark.planning.job_graph import describe_job, name_operators
@@ -613,11 +614,8 @@ class SparkQuery:
             self._read_dropped()
         return self._dropped.total
 
-    def pending_records(self) -> Mapping[str, int]:
+    def pending_records(self) -> PendingRecords:
         return pending_records(self._sources, self._query)
-
-    def worst_lag(self) -> int | None:
-        return worst_lag(self._sources, self._query)
 
     def async_calls(self) -> Mapping[str, AsyncStatistics]:
         return self._costs.value

@@ -578,7 +578,7 @@ class Supervisor:
             start.coordinator.join()
             self._failures = start.coordinator.failures
             raise
-        owned.job.tracker.pending, owned.job.tracker.worst_lag = query.pending_records, query.worst_lag
+        owned.job.tracker.pending = query.pending_records
         # Not before: a request to a coordinator that never starts would wait for ever.
         self.control.attach(start.coordinator)
         self.progress.is_running = True

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flinkish_spark.checkpoint.failures import QueryError
+from flinkish_spark.checkpoint.statistics import PendingRecords
 from flinkish_spark.contracts.calls import AsyncStatistics
 from flinkish_spark.core.errors import FlinkishError, SparkGoneError
 from flinkish_spark.core.store import CreateResult, ObjectMissing, Store
@@ -127,13 +128,9 @@ class SimQuery:
         """Return none: no policy drops any."""
         return 0
 
-    def pending_records(self) -> Mapping[str, int]:
+    def pending_records(self) -> PendingRecords:
         """Return nothing: nobody looks how much input there is."""
-        return {}
-
-    def worst_lag(self) -> int | None:
-        """Return that it is unknown, as above."""
-        return None
+        return PendingRecords()
 
     # -- the query thread, in the JVM -----------------------------------------------------------
     def _run(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flinkish_spark.checkpoint.series import SeriesKeeper
+from flinkish_spark.checkpoint.statistics import PendingRecords
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.protocol.series import Series, SeriesPoint
 from tests.support.clocks import ManualClock
@@ -93,7 +94,7 @@ def test_a_store_that_fails_is_logged_and_tried_again(rig: Any, caplog: pytest.L
 
 def test_a_job_keeps_its_checkpoints_as_lines() -> None:
     rig = Rig()
-    rig.tracker.worst_lag = lambda: 9
+    rig.tracker.pending = lambda: PendingRecords(worst_partition=9)
     rig.take()
     rig.tracker.store(is_last=True)
     (point,) = rig.job_dir.series().hour
