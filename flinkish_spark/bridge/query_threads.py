@@ -7,7 +7,7 @@ import re
 import subprocess
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -49,7 +49,9 @@ class QueryThreads:
         alive = str(jvm(self._spark).java.lang.Thread.getAllStackTraces().keySet().toString())
         found = {one.group(): int(one.group(1)) for one in _TASK.finditer(alive)}
         own = self._stages() if found else set()
-        return tuple(sorted(name for name, stage in found.items() if stage in own))
+        names = {name for name, stage in found.items() if stage in own}
+        # A thread of the pool may keep the name of its last task, for a minute or until the next one.
+        return tuple(sorted(name for name, thread in self._find(names) if not _is_idle(thread)))
 
     def interrupt(self) -> None:
         """Cancel the query's jobs once more, and interrupt its threads in this JVM."""
@@ -65,17 +67,26 @@ class QueryThreads:
         return tuple(found)
 
     def _own(self) -> Iterator[Any]:
-        tasks = self.tasks()
+        return (thread for _, thread in self._find(self.tasks(), f"runId = {self._run_id}"))
+
+    def _find(self, names: Collection[str], part: str = "") -> Iterator[tuple[str, Any]]:
+        """Yield threads with one of the names, or with a part in their name."""
+        if not names and not part:
+            return
         for thread in jvm(self._spark).java.lang.Thread.getAllStackTraces().keySet().toArray():
             name = str(thread.getName())
-            if name in tasks or f"runId = {self._run_id}" in name:
-                yield thread
+            if name in names or (part and part in name):
+                yield name, thread
 
     def _stages(self) -> set[int]:
         tracker = self._spark.sparkContext.statusTracker()
         jobs = sorted(tracker.getJobIdsForGroup(self._run_id))[-_NEWEST_JOBS:]
         known = [info for info in map(tracker.getJobInfo, jobs) if info is not None]
         return {int(stage) for info in known for stage in info.stageIds}
+
+
+def _is_idle(thread: Any) -> bool:
+    return any("ThreadPoolExecutor.getTask" in str(one.toString()) for one in thread.getStackTrace())
 
 
 class JobThreads:

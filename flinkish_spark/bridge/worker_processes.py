@@ -43,8 +43,9 @@ def preload_workers(spark: SparkSession) -> None:
         environment["PYTHONPATH"] = os.pathsep.join([first, *entries])
     if not runs_tasks_itself(spark):
         return
-    # Spark reads these settings whenever it starts a Python task.
-    conf = spark.sparkContext._jsc.sc().env().conf()
+    # Spark reads these settings whenever it starts a Python task. Not by `SparkEnv`, which has the same: on
+    # Spark 4.3 its methods have types of Protobuf that a default install lacks, and Py4J's thread dies.
+    conf = spark.sparkContext._jsc.sc().conf()
     folder = conf.get(_SOCKET_FOLDER, jvm(spark).java.lang.System.getProperty("java.io.tmpdir"))
     if os.name != "nt" and len(os.fsencode(folder)) <= _MOST_FOLDER_BYTES:
         conf.setIfMissing(UNIX_SOCKETS, "true")
