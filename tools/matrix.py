@@ -100,7 +100,6 @@ LANES = {
         WORKERS,
         "--dist=loadfile",
         "--no-loadscope-reorder",
-        "tests/integration/spark/test_json_rows.py",
         "tests/integration/spark/test_timers.py",
         "tests/integration/broker/test_kafka_sink_commits.py",
         "tests/integration/broker/test_kafka_transactions.py",
