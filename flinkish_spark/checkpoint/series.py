@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.errors import FlinkishError
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.protocol.series import HOUR_SLOT_MS, Series, SeriesPoint
+from flinkish_spark.protocol.series import HOUR_SLOT_MS, Series, SeriesPoint, sum_known
 
 LOG = logging.getLogger(__name__)
 
@@ -37,16 +37,16 @@ class SeriesKeeper:
         """Add a checkpoint, with its counts by uid and name."""
         now_ms = self._clock.monotonic_ms()
         read, written, lag = (
-            [own[name] for own in counts.values() if name in own]
+            sum_known(own.get(name) for own in counts.values())
             for name in ("numRecordsIn", "numRecordsOut", "pendingRecords")
         )
         self._add(
             SeriesPoint(
                 self._clock.wall_ms(),
                 now_ms - self._since_ms,
-                sum(read) if read else None,
-                sum(written) if written else None,
-                sum(lag) if lag else None,
+                read,
+                written,
+                lag,
                 worst_lag,
                 took_ms,
             )

@@ -41,8 +41,8 @@ class SeriesPoint(StoredRow):
         return SeriesPoint(
             self.at_ms,
             self.span_ms + later.span_ms,
-            _sum((self.read, later.read)),
-            _sum((self.written, later.written)),
+            sum_known((self.read, later.read)),
+            sum_known((self.written, later.written)),
             _most((self.lag, later.lag)),
             _most((self.worst_lag, later.worst_lag)),
             _most((self.took_ms, later.took_ms)),
@@ -76,7 +76,8 @@ def _add(
     return (*kept, begun.merge(point))
 
 
-def _sum(values: Iterable[int | None]) -> int | None:
+def sum_known(values: Iterable[int | None]) -> int | None:
+    """Return the sum of what is known; None if nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

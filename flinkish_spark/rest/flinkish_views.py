@@ -18,7 +18,7 @@ from flinkish_spark.protocol.event_time import MAX_WATERMARK_MS
 from flinkish_spark.protocol.ids import CheckpointId, CheckpointPurpose
 from flinkish_spark.protocol.job_graph import JobGraph, JobVertex, OperatorKind
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.series import HOUR_SLOT_MS, WEEK_SLOT_MS, SeriesPoint
+from flinkish_spark.protocol.series import HOUR_SLOT_MS, WEEK_SLOT_MS, SeriesPoint, sum_known
 from flinkish_spark.protocol.statistics import CheckpointDurations, CheckpointStatus
 from flinkish_spark.rest.jobs import FoundJobs
 
@@ -163,8 +163,7 @@ def _totals(snapshot: JobSnapshot, vertex: JobVertex) -> dict[str, int | None]:
     owned = [totals[one.uid] for one in vertex.operators if one.uid in totals]
 
     def total(name: str) -> int | None:
-        known = [own[name] for own in owned if name in own]
-        return sum(known) if known else None
+        return sum_known(own.get(name) for own in owned)
 
     return {
         "read": total("numRecordsIn"),
