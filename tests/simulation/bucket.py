@@ -44,7 +44,7 @@ class Tries:
             return False
         if trouble is K.LATE_TRY:
             delay_ms = world.chance.choice((3, 150, 400, 2_000))
-            world.later(delay_ms, lambda: self._arrive_late(key, write_id))
+            world.later_in_directory(delay_ms, lambda: self._arrive_late(key, write_id))
             raise UnknownOutcomeError("the simulated bucket has not answered")
         is_created = self.arrive(key, write_id) is CreateResult.CREATED
         if trouble is K.AMBIGUOUS_CREATE:

@@ -150,8 +150,8 @@ class Cluster:
         for driver in self.drivers:
             world.scheduler.kill(driver.jvm, driver.process)
         self._lock_holder.clear()
-        world.disk.become(backup)
-        world.other_timeline = OtherTimeline(True, lambda: world.disk.become(newest))
+        world.put_back(backup)
+        world.other_timeline = OtherTimeline(True, lambda: world.put_back(newest))
 
     def _is_ahead_of(self, backup: MemoryStore) -> bool:
         """Whether the outside knows a checkpoint that a copy of the directory has not decided."""

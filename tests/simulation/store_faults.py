@@ -222,7 +222,8 @@ class SimStore:
                 self._die_during(effect)
             self._tear(verb, key, data, trouble)
         if trouble is K.DELAYED_RENAME:
-            world.later(world.chance.choice((3, 30, 300, 2_000)), lambda: self._appear(key, effect))
+            delay_ms = world.chance.choice((3, 30, 300, 2_000))
+            world.later_in_directory(delay_ms, lambda: self._appear(key, effect))
         if trouble is K.LOST_REPLY:
             effect()
         # A create in a bucket is tried again, and finds out by itself.

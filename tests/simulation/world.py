@@ -132,6 +132,8 @@ class World:
         self.marks: dict[str, Mark] = {}
         #: How far the input's group was when the mark beside its offsets was written.
         self.noted: dict[int, int] = {}
+        #: How often another job directory was put in the place of the one that was there.
+        self._put_backs = 0
         #: What the job refuses to run beside, until somebody sees to it: takes it back. None if all is well.
         self.other_timeline: OtherTimeline | None = None
         #: The checkpoint that the last driver could not replay, rightly; None if none did since then.
@@ -191,6 +193,24 @@ class World:
     def later(self, delay_ms: int, action: Callable[[], None]) -> None:
         """Do something at a later time, by nobody; it must not wait."""
         self.scheduler.call_at(self.scheduler.now_us + delay_ms * US_PER_MS, action)
+
+    def later_in_directory(self, delay_ms: int, action: Callable[[], None]) -> None:
+        """Change the job directory at a later time, unless it is another one by then.
+
+        People put a directory back when nothing that was sent before can arrive in it.
+        """
+        put_backs = self._put_backs
+
+        def act() -> None:
+            if self._put_backs == put_backs:
+                action()
+
+        self.later(delay_ms, act)
+
+    def put_back(self, directory: MemoryStore) -> None:
+        """Put a copy in the place of the job directory."""
+        self.disk.become(directory)
+        self._put_backs += 1
 
     # -- calls between processes ----------------------------------------------------------------
     def call(self, process: Process, work: Callable[[], T], gone: Callable[[], BaseException]) -> T:
