@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from flinkish_spark.bridge import query_threads
 from flinkish_spark.checkpoint.failures import QueryError
 from flinkish_spark.checkpoint.ownership import take_over
 from flinkish_spark.core import watchdog
-from flinkish_spark.core.clock import SystemClock, SystemThreads
+from flinkish_spark.core.clock import Clock, RunningThread, SystemClock, SystemThreads
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import CancellationTimedOut, FencedError, SparkGoneError
 from flinkish_spark.core.job_dir import JobDir
@@ -65,7 +66,7 @@ class Threads:
 
     def interrupt(self) -> None:
         self.interrupts += 1
-        self.left -= self.helps
+        self.left = max(0, self.left - self.helps)
 
 
 @pytest.fixture
@@ -75,10 +76,26 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def cancelling(monkeypatch: pytest.MonkeyPatch, query: Query, threads: Threads) -> QueryCancellation:
+class InterruptsAtOnce(SystemThreads):
+    """Interrupts in the thread that asks for it, so that each has happened before the clock moves on."""
+
+    def start(self, name: str, target: Callable[[], None]) -> RunningThread:
+        if name != "flinkish-interrupter":
+            return super().start(name, target)
+        target()
+        return threading.current_thread()
+
+
+def cancelling(
+    monkeypatch: pytest.MonkeyPatch,
+    query: Query,
+    threads: Threads,
+    clock: Clock = SystemClock(),  # noqa: B008 - it has no state
+    starter: SystemThreads = SystemThreads(),  # noqa: B008 - it has no state
+) -> QueryCancellation:
     monkeypatch.setattr(cancellation, "QueryThreads", lambda spark, run_id: threads)
     given: Any = query
-    return QueryCancellation(None, given, RULES, SystemClock(), SystemThreads())  # type: ignore[arg-type]
+    return QueryCancellation(None, given, RULES, clock, starter)  # type: ignore[arg-type]
 
 
 def test_what_ends_by_itself_is_not_interrupted(monkeypatch: pytest.MonkeyPatch, ended: list[str]) -> None:
@@ -103,7 +120,8 @@ def test_a_task_that_goes_on_is_interrupted_and_told(
     query.may_end.set()
     with caplog.at_level(logging.WARNING, logger="flinkish_spark"):
         cancelling(monkeypatch, query, threads).run()
-    assert (threads.interrupts, threads.left, ended) == (2, 0, [])
+    # On a busy machine a third interrupt may come before the stop has seen that no task is left.
+    assert threads.interrupts >= 2 and (threads.left, ended) == (0, [])
     assert "interrupted again, it is in task 0: java.util.regex; task 1: java.util.regex" in caplog.text
 
 
@@ -118,14 +136,14 @@ def test_behind_the_timeout_the_process_is_ended(
     with pytest.raises(
         CancellationTimedOut, match="could not be" if not can_be_ended else "was ended"
     ) as caught:
-        cancelling(monkeypatch, Query(), threads).run()
+        cancelling(monkeypatch, Query(), threads, ManualClock(), InterruptsAtOnce()).run()
     error = caught.value
     assert isinstance(error, SparkGoneError) and not error.restartable
     facts = error.facts
     assert facts["process"] is JobProcess.DRIVER and facts["hangs_in"] == "task 0: java.util.regex"
     assert 500 <= int(str(facts["for_ms"])) < 5_000
     assert ended == (["the JVM"] if can_be_ended else [])
-    assert threads.interrupts >= 3
+    assert threads.interrupts == 4
 
 
 class Job:
