@@ -626,24 +626,36 @@ def types_table() -> str:
 
 
 def _table(title: str, ways: Sequence[str], notes: dict[str, int]) -> str:
-    lines = [f"| {title} | {' | '.join(ways)} |", "|---" * (len(ways) + 1) + "|"]
-    for kind in PLAIN:
-        cells = [_cell(_rules(way, "by itself", kind), notes) for way in ways]
-        lines.append(f"| {kind} | {' | '.join(cells)} |")
-    for form, words in _AS_PARTS.items():
-        cells = [_cell_of_form(way, form, notes) for way in ways]
-        lines.append(f"| {words} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    """Name what is not exact by itself; ways that have the same exceptions share a line."""
+    lines: dict[str, list[str]] = {}
+    for way in ways:
+        cells = {kind: _cell(_rules(way, "by itself", kind), notes) for kind in PLAIN}
+        cells |= {words: _cell_of_form(way, form, notes) for form, words in _AS_PARTS.items()}
+        lines.setdefault(_exceptions(cells), []).append(way)
+    rows = [f"| {', '.join(ways)} | {exceptions} |" for exceptions, ways in lines.items()]
+    return "\n".join([f"| {title} | all types are exact, but |", "|---|---|", *rows])
+
+
+def _exceptions(cells: dict[str, str]) -> str:
+    types: dict[str, list[str]] = {}
+    for kind, cell in cells.items():
+        if cell != "exact":
+            types.setdefault(cell, []).append(kind)
+    parts = []
+    for cell, kinds in types.items():
+        named = "all others" if len(kinds) > len(cells) / 2 else ", ".join(kinds)
+        parts.append((len(kinds) > len(cells) / 2, f"{named}: {cell}"))
+    return "; ".join(part for _, part in sorted(parts, key=lambda part: part[0])) or "none"
 
 
 def _table_of_spark() -> str:
     """Say what becomes of types that Python does not have."""
-    lines = [
-        f"| made by Spark, into a sink and back | {' | '.join(SINKS)} |",
-        "|---" * (len(SINKS) + 1) + "|",
-    ]
+    lines = ["| made by Spark, into a sink and back | exact | refused |", "|---|---|---|"]
     for kind, exact in OF_SPARK.items():
-        lines.append(f"| {kind} | {' | '.join('exact' if way in exact else 'refused' for way in SINKS)} |")
+        taken = [way for way in SINKS if way in exact]
+        lines.append(
+            f"| {kind} | {', '.join(taken) or 'nowhere'} | {'all others' if taken else 'everywhere'} |"
+        )
     return "\n".join(lines)
 
 

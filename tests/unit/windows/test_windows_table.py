@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from functools import partial
 from pathlib import Path
@@ -72,14 +73,17 @@ def check(combination: Combination, steps: list[Step]) -> None:
 
 def test_the_page_lists_the_table() -> None:
     clocks = (("event time", 0), ("event time", 7), ("processing time", 0))
-    listed = set()
+    modes = {"both": (False, True), "discarding": (True,), "accumulating": (False,), "-": ()}
+    listed: set[tuple[str, str, str, int, bool]] = set()
     text = PAGE.read_text(encoding="utf-8").partition("## Windows")[2]
     for line in text.splitlines():
-        kind, trigger, *cells = [cell.strip() for cell in line.strip("|").split("|")] + [""]
-        for (clock, lateness_ms), cell in zip(clocks, cells, strict=False):
-            modes = [word.strip() for word in cell.split(",")]
-            if kind in KINDS and trigger in (*TRIGGERS, *MORE_TRIGGERS) and cell != "-":
-                listed |= {(kind, trigger, clock, lateness_ms, mode == "discarding") for mode in modes}
+        kinds, triggers, *cells = [cell.strip().split(", ") for cell in line.strip("|").split("|")] + [[""]]
+        if not (set(kinds) <= set(KINDS) and set(triggers) <= {*TRIGGERS, *MORE_TRIGGERS}):
+            continue
+        for (clock, lateness_ms), (cell,) in zip(clocks, cells, strict=False):
+            found = set(itertools.product(kinds, triggers, [clock], [lateness_ms], modes[cell]))
+            assert not listed & found
+            listed |= found
     plain = [one for one in TABLE if (one.computation, one.evicts, one.retracts) == ("process", False, False)]
     assert listed == {(one.kind, one.trigger, one.clock, one.lateness_ms, one.is_discarding) for one in plain}
     assert f"{len(TABLE)} in all" in text
