@@ -32,7 +32,6 @@ def make_reasons(condition: pa.Array, reason: str) -> pa.Array:
 
 
 def raise_unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
-    """Return an expression that raises the error for a bad record."""
     place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
     told = F.to_json(F.struct(*place, reason.alias("reason")))
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))

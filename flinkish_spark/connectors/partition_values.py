@@ -27,7 +27,6 @@ _MOST_BYTES = 255
 
 
 def why_no_partition(kind: T.DataType) -> str:
-    """Return why a type cannot be that of a partition column; empty if it can."""
     if isinstance(kind, T.BinaryType):
         return "bytes are no text: different ones would be one partition"
     if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():

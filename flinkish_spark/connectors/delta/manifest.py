@@ -160,7 +160,6 @@ class _DeltaManifestWriter(ManifestWriter):
 
 
 def _why_unfit(info: TableInfo) -> str:
-    """Return why a table takes no row of a manifest; empty if it does."""
     if why := why_unfit(info, Append(), _schema().jsonValue()["fields"], SchemaEvolution.NONE):
         return why
     if why := why_by_spark(info, Append()):

@@ -267,7 +267,6 @@ def require_tables_apart(sinks: Iterable[tuple[str, Sink]]) -> None:
 
 
 def _canonical(path: str) -> str:
-    """Return the canonical form of a table's path."""
     if "://" in path and not path.startswith("file:"):
         scheme, _, rest = plain_url(path).partition("://")
         return f"{scheme.lower()}://{posixpath.normpath(rest)}"

@@ -94,8 +94,6 @@ class UpsertRows:
 
 @dataclass(frozen=True)
 class FilesWork:
-    """Writes the records of a task into files, which its report names."""
-
     target: FilesToWrite
     #: The micro-batch, if rows are staged; None for data files.
     batch: int | None = None

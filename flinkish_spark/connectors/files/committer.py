@@ -173,7 +173,6 @@ def advance(
     setting: PartitionCommit | None,
     assigners: Sequence[BucketAssigner],
 ) -> PartitionProgress:
-    """Return the partitions at `completed`, from those before it and the chunks that it brought."""
     now_ms = completed.decided_at_ms
     if setting is None:
         # Waiting partitions are kept for a later start that commits partitions again.
@@ -277,8 +276,6 @@ class CommitSettings:
 
 
 class FileCommitter(Committer):
-    """Commits files; see the module for the order of the steps."""
-
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(

@@ -116,7 +116,6 @@ class FrameFiles:
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
-    """Return the session's codec of a format; None for line formats."""
     found = None if kind.is_lines else spark.conf.get(f"spark.sql.{kind.value}.compression.codec", None)
     return None if found is None else found.lower()
 

@@ -318,7 +318,6 @@ class Resolution:
         return partial(_convert_branch, converts)
 
     def _resolve_type(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        """Resolve two schemas neither of which is a union."""
         kind, wanted = kind_of(writer), kind_of(reader)
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):

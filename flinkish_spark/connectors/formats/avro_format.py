@@ -185,7 +185,6 @@ class _AvroWriter(PartWriter):
 
 
 def avro_schema(text: str, schema: T.StructType) -> dict[str, Any]:
-    """Return the schema of a text, or without one a schema for a stream."""
     found: dict[str, Any] = json.loads(text) if text else derive_schema(schema)
     return found
 
@@ -239,7 +238,6 @@ def _derive_type(kind: T.DataType, path: str, taken: set[str]) -> Any:
 
 
 def avro_fields(text: str, schema: T.StructType) -> list[str]:
-    """Return the names of the fields to write, in the schema's order."""
     return [str(one["name"]) for one in avro_schema(text, schema)["fields"]]
 
 

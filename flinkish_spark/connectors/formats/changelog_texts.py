@@ -50,8 +50,6 @@ class DecimalHandling(Choice):
 
 @dataclass(frozen=True)
 class Texts:
-    """Parses the texts of a format."""
-
     #: For Debezium: if whole numbers are DATEs, the units of TIMESTAMPs, and the form of DECIMALs.
     days: bool = False
     epoch_units: Mapping[str, EpochUnit] | None = None

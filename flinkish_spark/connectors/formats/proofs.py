@@ -106,7 +106,6 @@ def find_key_order(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
 
 
 def check_keys(offsets: pa.Array, keys: pa.Array) -> None:
-    """Raise NoProof if a map has a key twice."""
     lengths = np.diff(offsets.to_numpy())
     if len(lengths) and lengths.max() > 1:
         codes = keys.dictionary_encode()

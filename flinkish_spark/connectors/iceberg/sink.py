@@ -143,7 +143,6 @@ def _check_order(sink: IcebergSinkSettings, mode: Upsert, context: SinkContext) 
 
 
 def check_table(sink: IcebergSinkSettings, uid: str, table: Table | None, stream: T.StructType) -> Table:
-    """Return the table if it takes a stream."""
     from flinkish_spark.connectors.iceberg.schemas import is_partitioned, why_no_match, why_not_written
 
     if table is None:

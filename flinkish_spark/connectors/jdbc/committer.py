@@ -50,8 +50,6 @@ _MOST_REASON = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record as a change of the table."""
-
     batch: pa.RecordBatch
     index: int
     #: Number of the record in its checkpoint, from 0.
@@ -73,8 +71,6 @@ class _EarlierRecordCounts(Exception):
 
 
 class CheckpointWrite:
-    """Writes the rows of one checkpoint, within its transaction."""
-
     # The result is the same as if the records had been written one by one, ordered by micro-batch, task, and
     # the task's own order. First the whole checkpoint is tried, all or nothing:
     #

@@ -222,7 +222,6 @@ class Dialect(ABC):
         return " ".join(str(error).split()) or type(error).__name__
 
     def quote(self, identifier: str) -> str:
-        """Return an identifier quoted for SQL."""
         size = len(identifier.encode())
         if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
             raise ConfigError(
@@ -364,7 +363,6 @@ class Dialect(ABC):
         return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
-        """Return if a column can store texts with a zero byte."""
         return True
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
@@ -447,7 +445,6 @@ def parameters(
     dialect: Dialect,
     checks: Mapping[str, Callable[[str], str]],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a batch as parameters, in the order of `columns`."""
     if not columns:
         return [()] * batch.num_rows
     encoded = []
@@ -468,7 +465,6 @@ def to_text(value: Any) -> str:
 
 
 def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None = None) -> str:
-    """Return a row as a JSON object, with all or some columns."""
     record = {}
     for name in batch.schema.names if columns is None else columns:
         column = batch.column(batch.schema.get_field_index(name))

@@ -222,7 +222,6 @@ class JdbcSettings:
         return Target(self.table_name, columns, self.key, self.mode)
 
     def create_tables(self, session: Session, schema: T.StructType) -> None:
-        """Create the missing tables that may be created."""
         # The target is last: MySQL commits each CREATE TABLE, and the right to create another may be missing.
         for name in (*self.tables[1:], self.table_name):
             # Some databases require the right to create tables even if the table exists.

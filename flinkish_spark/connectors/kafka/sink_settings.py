@@ -138,14 +138,12 @@ class KafkaSinkSettings:
 
     @property
     def key_format(self) -> Format | None:
-        """Format of the key; None for no key."""
         if isinstance(self.key, str):
             return Raw(self.key) if self.key else None
         return self.key
 
     @property
     def formats(self) -> list[tuple[str, Format]]:
-        """The parts of a record that this sink writes, with their formats."""
         key = self.key_format
         return [*([] if key is None else [("key", key)]), ("value", self.value)]
 
@@ -159,7 +157,6 @@ class KafkaSinkSettings:
 
     @property
     def data_topics(self) -> tuple[str, ...]:
-        """The topics of the sink's records, without those of dead letters."""
         return tuple(dict.fromkeys((self.topic, *self.other_topics)))
 
     @property
@@ -168,7 +165,6 @@ class KafkaSinkSettings:
 
     @property
     def dead_letter_topics(self) -> tuple[str, ...]:
-        """The topics of dead letters."""
         return tuple(dict.fromkeys(one.topic for one in self._policies if isinstance(one, DeadLetter)))
 
     @property
@@ -181,5 +177,4 @@ class KafkaSinkSettings:
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def producer_option(self, name: str) -> str | None:
-        """Return a producer setting by Kafka's name, with or without ``kafka.``; None if it is not set."""
         return self.producer.get(name, self.producer.get(f"kafka.{name}"))

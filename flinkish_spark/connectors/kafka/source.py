@@ -78,7 +78,6 @@ _SPLITTING = frozenset({"minpartitions", "maxrecordsperpartition"})
 
 
 def check_reader_options(options: Mapping[str, str]) -> None:
-    """Refuse reader options that are not known to be harmless."""
     known = {name.lower() for name in READER_OPTIONS}
     for name in options:
         bare = name.lower().removeprefix("kafka.")

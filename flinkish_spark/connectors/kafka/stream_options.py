@@ -71,7 +71,6 @@ _REFUSED = {
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse unknown options; those with the prefix ``kafka.`` are checked later by their client."""
     # Spark passes option names in lower case.
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
@@ -165,8 +164,6 @@ class NoOffsetStrategy(enum.Enum):
 
 
 class BarrierRecordPolicy(enum.Enum):
-    """Policy for barrier records of another job."""
-
     #: Deliver them like any other record.
     DELIVER = "deliver"
     SKIP = "skip"

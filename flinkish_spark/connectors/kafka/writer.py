@@ -57,8 +57,6 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KafkaWork:
-    """Everything that a task needs to write the records of one sink."""
-
     #: Settings of the transaction; to the transactional id the task appends its number and attempt.
     settings: StagingSettings
     #: Headers that every record gets.

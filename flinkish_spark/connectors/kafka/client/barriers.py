@@ -54,8 +54,6 @@ class BarrierRecords(Choice):
 
 @dataclass(frozen=True, slots=True)
 class BarrierMark(StoredObject):
-    """The content of a barrier record."""
-
     job: JobUuid
     sink: SinkUid
     #: The upstream checkpoint. Ids rise along a partition and may skip.
@@ -103,8 +101,6 @@ _MOST_BARRIER_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class SeenBarrier:
-    """A visible barrier record and its offset."""
-
     offset: int
     mark: BarrierMark
 

@@ -271,7 +271,6 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s:
 def _encode_bodies(
     keys: Any, values: Any, headers: Column | CommonHeaders | None, times: int | Int64s, most_bytes: int
 ) -> Iterator[tuple[memoryview, int, int, int]]:
-    """Yield for each batch its encoded records, their number, and their first and latest timestamp."""
     records = len(keys)
     _check_rows(values, records, "values")
     if np.ndim(times):

@@ -84,7 +84,6 @@ CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
 def find_reaction(code: int) -> Reaction:
-    """Return the reaction to an error code; FAIL if it is not in the table."""
     return _BY_CODE.get(code, Reaction.FAIL)
 
 

@@ -27,8 +27,6 @@ NO_REPLICA = -1
 
 
 class Marker(enum.Enum):
-    """Transaction marker in a control batch."""
-
     ABORT = 0
     COMMIT = 1
 

@@ -269,8 +269,6 @@ class ProduceClient:
         return self._wire.attempt("write records", begin, connect_within_ms=connect_within_ms)
 
     def finish_produce(self, request: ProduceInFlight) -> dict[Place, BatchAnswer]:
-        """Return the answer for each batch of a request that is done."""
-
         def finish(_admin: Any) -> dict[Place, BatchAnswer]:
             response = request._response()
             if response is None:

@@ -84,8 +84,6 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class _PartitionQueue:
-    """Pending batches of one partition in the order of their sequence numbers."""
-
     place: Place
     parcels: deque[_PendingBatch] = field(default_factory=deque)
     next_sequence: int = 0

@@ -226,8 +226,6 @@ class IdempotentSession(ProducerSession):
 
 
 class TransactionSession(ProducerSession):
-    """Transactional producer: one producer id and epoch, and the partitions of its transaction."""
-
     batch_attributes = TRANSACTIONAL_BIT
     is_transactional = True
 
@@ -261,7 +259,6 @@ class TransactionSession(ProducerSession):
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
-        """Add partitions to the transaction, unless they are in it."""
         new = sorted(set(places) - self._joined)
         if not new:
             return

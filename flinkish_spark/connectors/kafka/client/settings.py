@@ -205,8 +205,6 @@ class Acks(enum.IntEnum):
 
 
 class OnRefusal(enum.Enum):
-    """Policy for a record that cannot be written."""
-
     FAIL = "fail"
     DROP = "drop"
     DEAD_LETTER = "dead-letter"
@@ -214,8 +212,6 @@ class OnRefusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """Supported settings of a Kafka producer."""
-
     codec: Codec = Codec.NONE
     #: ``batch.size``: largest batch before compression, except for a single record; also the number of bytes
     #: after which records without a key go to the next partition.
