@@ -56,9 +56,7 @@ class Change:
     position: int
     #: Records with equal keys must keep their order.
     key: Params
-    #: Values of the table's columns.
     params: Params
-    #: If the change deletes the row with its key.
     deletes: bool
 
 

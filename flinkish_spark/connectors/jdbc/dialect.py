@@ -81,7 +81,6 @@ class ColumnInfo:
     must_be_given: bool
     #: If a null is always refused: no trigger or rule could replace it.
     refuses_null: bool = False
-    #: If its type is an enum of PostgreSQL.
     is_enum: bool = False
     #: If the database computes its values.
     is_generated: bool = False
@@ -180,7 +179,6 @@ class Session:
 class Dialect(ABC):
     """One kind of database. Stateless; its statements are for :class:`Session`."""
 
-    #: The name in a JDBC URL.
     name: str
     #: The marker of a parameter in SQL.
     marker: str

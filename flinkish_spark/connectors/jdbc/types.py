@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 from flinkish_spark.types.hints import parts_of
 
 _TYPE = re.compile(r"([a-z][a-z0-9_ ]*?)\s*(?:\((\d+)(?:\s*,\s*(-?\d+))?\))?(\s+[a-z ]+)?")
-#: Bits of Spark's integer types.
 INTEGER_BITS: dict[type[T.DataType], int] = {
     T.ByteType: 8,
     T.ShortType: 16,
