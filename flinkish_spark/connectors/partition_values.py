@@ -76,13 +76,6 @@ def folder_of(name: str, value: str | None) -> str:
     return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in name) + "=" + text
 
 
-def check_partition_values(
-    frame: DataFrame, names: Iterable[str], marker: str, shown: Sequence[str] | None = None
-) -> DataFrame:
-    """Return a frame that fails at a record whose value a partition column cannot keep."""
-    return check_conditions(frame, partition_conditions(frame, names), marker, shown)
-
-
 def check_conditions(
     frame: DataFrame,
     conditions: Iterable[tuple[str, Column]],
