@@ -14,7 +14,6 @@ from flinkish_spark.core.errors import UNREADABLE_MARKER
 from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column with the reason why a record is bad.
 REASON = f"{PREFIX}reason"
 #: Longest reason of a bad record; it becomes a header of the dead letter.
 MOST_REASON = 1_000

@@ -241,7 +241,6 @@ def _merge_facts(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
     return facts
 
 
-#: Fields of a dead letter.
 DEAD_LETTER_SCHEMA = T.StructType(
     [T.StructField(name, T.StringType(), False) for name in ("uid", "reason", "record", "batch")]
 )

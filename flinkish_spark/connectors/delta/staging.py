@@ -46,12 +46,7 @@ from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan
 from flinkish_spark.connectors.upserts import check_records, find_deletes, key_conditions
 from flinkish_spark.connectors.write_modes import Upsert, WriteMode, list_stored_names
 from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
-from flinkish_spark.core.errors import (
-    BadRecordError,
-    FlinkishError,
-    SchemaError,
-    raise_translated,
-)
+from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quote_name

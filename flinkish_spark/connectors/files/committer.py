@@ -42,14 +42,7 @@ from flinkish_spark.connectors.files.partitions import (
     ReadyPartition,
     SuccessFile,
 )
-from flinkish_spark.connectors.files.rolling import (
-    Chunk,
-    Compaction,
-    Merger,
-    Rolling,
-    RollOnCheckpoint,
-    roll,
-)
+from flinkish_spark.connectors.files.rolling import Chunk, Compaction, Merger, Rolling, RollOnCheckpoint, roll
 from flinkish_spark.connectors.staged_ids import StagedId
 from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
 from flinkish_spark.core.errors import EnvironmentFault, InternalError, UnavailableError

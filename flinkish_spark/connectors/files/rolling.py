@@ -112,7 +112,6 @@ class Chunk(StoredObject):
 
     IS_CLOSED: ClassVar = True
 
-    #: The target that it was staged for.
     root: str
     #: Folder of the micro-batch, below `pending`.
     staged: str

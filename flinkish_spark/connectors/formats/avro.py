@@ -528,7 +528,6 @@ class AvroReader(Reader):
     column: str
     #: The registry of the schemas whose ids records carry. None: records carry no id, and have this `schema`.
     registry: SchemaRegistry | None
-    #: What happens if a writer's schema has more fields.
     on_schema_change: OnSchemaChange
 
     @property

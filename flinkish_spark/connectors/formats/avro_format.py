@@ -156,10 +156,8 @@ def _is_field(value: object) -> bool:
 class _AvroWriter(PartWriter):
     """Takes what Spark's encoder has written."""
 
-    #: The fields of the records.
     schema: T.StructType
     text: str
-    #: The bytes before each record.
     prefix: bytes
     #: Names of the columns that Spark computes: what it has written, and why it could not.
     data: str

@@ -42,9 +42,7 @@ class DecimalHandling(Choice):
 
     #: The unscaled number in base64. The declared scale is the column's, which the number does not say.
     PRECISE = "precise"
-    #: As text.
     STRING = "string"
-    #: As a number.
     DOUBLE = "double"
 
 

@@ -23,7 +23,6 @@ class RoundTripReader:
     """Reads a slice of records without prefix; a record is proven if writing it gives the same bytes."""
 
     read: Callable[[pa.Array], Any]
-    #: Writes the records that were read.
     write: Callable[[Any], pa.Array]
     #: Converts the records that were read to rows; raises NoProof.
     rows_of: Callable[[Any], pa.Array]

@@ -60,7 +60,6 @@ class CodecError(ValueError):
 
 @dataclass(frozen=True)
 class SliceResult:
-    #: A row for each record.
     rows: pa.Array
     #: For each record, if its row is proven to be right. The other rows are ignored.
     are_proven: pa.Array

@@ -40,7 +40,6 @@ class IcebergCommitter(Committer):
         self._tables = IcebergTables(sink.name, sink.properties)
         #: The newest checkpoint that this object itself has committed.
         self._own: CheckpointId | None = None
-        #: Files that are durable already.
         self._durable: set[str] = set()
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import (
-    PREFLIGHT_TIMEOUT_MS,
-    KafkaAdmin,
-)
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks

@@ -20,7 +20,6 @@ class Range:
     partition: int
     start: int
     end: int
-    #: Whether it is the last range of its partition in the micro-batch.
     is_last: bool = True
 
     @property

@@ -245,7 +245,6 @@ class EncodeRecords:
     """Encodes records over their columns. For mapInArrow it passes control columns through."""
 
     encoder: RecordEncoder
-    #: The columns that the encoder reads.
     names: tuple[str, ...]
 
     def columns(self) -> T.StructType:

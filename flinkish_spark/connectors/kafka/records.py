@@ -39,13 +39,10 @@ from flinkish_spark.worker.daemon import freeze_modules
 class Decoding:
     #: The format of values, with the policy for bad records.
     value: Format | Changes
-    #: Names of the metadata columns.
     metadata: tuple[str, ...] = ()
     #: The format of keys; None if keys are not decoded.
     key: Format | None = None
-    #: Prefix of the names of a key's fields.
     key_fields_prefix: str = ""
-    #: Policy for records without a value.
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:

@@ -12,11 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.settings import (
-    DeliveryGuarantee,
-    ProducerSettings,
-    RecordHeaders,
-)
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, ProducerSettings, RecordHeaders
 from flinkish_spark.connectors.plain_formats import Json, Raw
 from flinkish_spark.contracts.format import FORMATS, Format
 from flinkish_spark.core.errors import ConfigError
@@ -29,7 +25,6 @@ from flinkish_spark.protocol.durations import Milliseconds
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 #: Prefix of the headers that the sink writes itself.
 _OUR_HEADERS = "flinkish-"
-#: Producer settings that the sink sets itself.
 _OWN = frozenset(
     {
         "bootstrap.servers",

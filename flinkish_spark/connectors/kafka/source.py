@@ -19,11 +19,7 @@ from flinkish_spark.connectors.kafka.checks import (
     find_replaced_topic,
     raise_if_confirmed,
 )
-from flinkish_spark.connectors.kafka.client.admin import (
-    PREFLIGHT_TIMEOUT_MS,
-    KafkaAdmin,
-    OffsetDirection,
-)
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, OffsetDirection
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
@@ -205,7 +201,6 @@ class KafkaSource(KafkaInput):
     tombstones: OnTombstone | None = None
 
     kind = "kafka"
-    #: Its uid in the job.
     _uid: ClassVar[str] = ""
     _start: ClassVar[SourceStart | None] = None
     #: Ending offsets, once they are fixed.

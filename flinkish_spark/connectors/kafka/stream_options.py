@@ -11,10 +11,7 @@ from typing import TypeVar
 
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-from flinkish_spark.connectors.kafka.client.settings import (
-    INCLUDE_LEADER_EPOCH,
-    ReaderSettings,
-)
+from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH, ReaderSettings
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import closest

@@ -58,7 +58,6 @@ SCHEMA = (
     "timestamp TIMESTAMP, timestampType INT"
 )
 HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-#: Column of this package.
 LEADER_EPOCH = ", leaderEpoch INT"
 
 

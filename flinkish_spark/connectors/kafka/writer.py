@@ -59,9 +59,7 @@ LOG = logging.getLogger(__name__)
 class KafkaWork:
     #: Settings of the transaction; to the transactional id the task appends its number and attempt.
     settings: StagingSettings
-    #: Headers that every record gets.
     headers: tuple[tuple[str, bytes], ...]
-    #: Columns of the encoded records.
     columns: tuple[str, ...]
     #: Encodes the rows; None if they are encoded.
     encode: EncodeRecords | None = None

@@ -179,11 +179,9 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    #: Records to write unchanged.
     admitted: OutgoingRecords
     #: Pairs of a dead-letter topic and its letters.
     letters: tuple[tuple[str, OutgoingRecords], ...] = ()
-    #: Number of dropped records.
     dropped: int = 0
 
 

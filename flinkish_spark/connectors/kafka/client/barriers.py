@@ -167,12 +167,7 @@ class BarrierWriter:
     """Stages the barrier records of one sink at each checkpoint; used by one thread."""
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        topic: str,
-        job: JobUuid,
-        sink: str,
-        transaction_timeout_ms: int,
+        self, connection: KafkaConnection, topic: str, job: JobUuid, sink: str, transaction_timeout_ms: int
     ) -> None:
         self._connection, self._topic = connection, topic
         self._job, self._sink = job, sink

@@ -57,7 +57,6 @@ _NO_HEADERS = b"\x00"
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
     data: bytes
-    #: Number of records, at least one.
     records: int
     #: Sequence number of its first record.
     base_sequence: int

@@ -292,10 +292,7 @@ class KafkaWire(ProcessConnection):
     ) -> int:
         """Ask the coordinator once to end a transaction; return its error code, 0 if it did."""
         request = EndTxnRequest(
-            **handle._asdict(),
-            committed=action is EndAction.COMMIT,
-            min_version=version,
-            max_version=version,
+            **handle._asdict(), committed=action is EndAction.COMMIT, min_version=version, max_version=version
         )
         what = f"{action.value.lower()} transaction {handle.transactional_id}"
         return self.ask_coordinator(what, handle.transactional_id, request, connect_within_ms)[0]

@@ -123,12 +123,7 @@ _known: dict[TokenSource, _Token] = {}
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
     def __init__(
-        self,
-        source: TokenSource,
-        extensions: Mapping[str, str],
-        take_tls: TakeTls,
-        *,
-        clock: Clock = _CLOCK,
+        self, source: TokenSource, extensions: Mapping[str, str], take_tls: TakeTls, *, clock: Clock = _CLOCK
     ) -> None:
         super().__init__()
         self._source, self._extensions = source, dict(extensions)

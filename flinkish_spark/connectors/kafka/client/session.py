@@ -20,14 +20,9 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.faults import Reaction, find_reaction
-from flinkish_spark.connectors.kafka.client.produce import (
-    ProduceClient,
-    TopicLayout,
-)
+from flinkish_spark.connectors.kafka.client.produce import ProduceClient, TopicLayout
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
-from flinkish_spark.connectors.kafka.client.transactions import (
-    TransactionClient,
-)
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import (
     AuthorizationError,

@@ -231,11 +231,9 @@ class KafkaCommittable(StoredObject):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    #: Place of one record of this transaction.
     evidence: Evidence
     #: Number of records, at least one; an empty transaction is no committable.
     records: int
-    #: Version of EndTxn for this handle.
     protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
