@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -34,9 +34,6 @@ from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.formats import OnBadRecord
 from flinkish_spark.core.secrets import secret_of
 from flinkish_spark.protocol.ids import CheckpointId
-
-if TYPE_CHECKING:
-    from flinkish_spark.connectors.jdbc.sink import JdbcSink
 
 #: Longest part of a record that an error message shows.
 _MOST_SHOWN = 300
@@ -176,19 +173,24 @@ DIALECTS: dict[str, Dialect] = {one.name: one for one in (Postgres(), Sqlite(), 
 
 
 class JdbcSettings:
-    """The settings of a sink, with its URL and names parsed."""
+    """The settings of a sink, whose module is above this one, with its URL and names parsed."""
 
-    def __init__(self, sink: JdbcSink) -> None:
-        self.url, self.secret, self.user = JdbcUrl.parse(sink.url), secret_of(sink.password), sink.user
-        self.dialect, self.timeout_ms = DIALECTS[self.url.system], sink.timeout_ms
+    def __init__(self, sink: Any) -> None:
+        self.url, self.secret = JdbcUrl.parse(sink.url), secret_of(sink.password)
+        self.dialect = DIALECTS[self.url.system]
+        self.user: str = sink.user
+        self.timeout_ms: int = sink.timeout_ms
         self.table_name, self.control_table = TableName.parse(sink.table), TableName.parse(sink.control_table)
-        self.key, self.mode, self.on_refused = sink.key, WriteMode(sink.mode), sink.on_refused
+        self.key: tuple[str, ...] = sink.key
+        self.mode = WriteMode(sink.mode)
+        self.on_refused: RefusedPolicy = sink.on_refused
         letters = (sink.on_refused.name,) if isinstance(sink.on_refused, DeadLetterTable) else ()
         self.tables = (self.table_name, self.control_table, *letters)
-        self.creates_table = sink.create_table
-        self.delete_when, self.row_kind = sink.delete_when, sink.row_kind
+        self.creates_table: bool = sink.create_table
+        self.delete_when: str = sink.delete_when
+        self.row_kind: str = sink.row_kind
         #: The column that says which records delete; empty for none. It is not written to the table.
-        self.deletes_by = sink.delete_when or sink.row_kind
+        self.deletes_by = self.delete_when or self.row_kind
 
     def connect(self) -> Any:
         return self.dialect.connect(Login(self.url, self.user, self.secret.read(), self.timeout_ms))
