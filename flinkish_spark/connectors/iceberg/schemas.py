@@ -68,7 +68,6 @@ def why_no_type(path: str, kind: T.DataType) -> str:
 
 
 def why_no_match(stream: T.StructType, table: Schema) -> str:
-    """Return why a table cannot hold the records of a stream; empty if it can."""
     found = (why_no_type(one.name, one.dataType) for one in stream)
     return next(filter(None, found), "") or _why_no_struct("", stream, table.as_struct())
 

@@ -128,7 +128,6 @@ class IcebergSink(IcebergSinkSettings, Sink):
 
 
 def _check_order(sink: IcebergSinkSettings, mode: Upsert, context: SinkContext) -> None:
-    """Refuse keys and a sequence that Iceberg cannot compare."""
     from flinkish_spark.connectors.iceberg.schemas import why_no_type
 
     schema = context.schema

@@ -327,7 +327,6 @@ class Dialect(ABC):
         session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str:
-        """Return the column type for a supported Spark type."""
         if isinstance(data_type, T.DecimalType):
             return f"{self.decimal}({data_type.precision}, {data_type.scale})"
         return self.types[type(data_type)]

@@ -53,7 +53,6 @@ def why_decimal_unfit(data_type: T.DecimalType, column: SqlType) -> str:
 
 
 def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) -> str:
-    """Return why an integer or NUMERIC column cannot hold an integer type."""
     needed = INTEGER_BITS[type(data_type)]
     if bits is not None:
         return "" if bits >= needed else f"it has {needed} bits"

@@ -74,8 +74,6 @@ class TopicInfo:
 
 
 class OffsetDirection(enum.Enum):
-    """Direction in which a group's offsets may be changed."""
-
     FORWARD_ONLY = "FORWARD_ONLY"
     #: Only for an explicit rewind of the job.
     REWIND = "REWIND"

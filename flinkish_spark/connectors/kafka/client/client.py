@@ -70,7 +70,6 @@ UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
 def describe_code(code: int) -> str:
-    """Return an error code with its name in kafka-python."""
     return f"{code} {kafka_errors.for_code(code).message}"
 
 
