@@ -14,7 +14,6 @@ from flinkish_spark.core.errors import UNREADABLE_MARKER
 from flinkish_spark.core.formats import BadRecordPolicy, OnBadRecord
 from flinkish_spark.types.schemas import PREFIX
 
-#: The column with the reason why a record is bad.
 REASON = f"{PREFIX}reason"
 #: Longest reason of a bad record; it becomes a header of the dead letter.
 MOST_REASON = 1_000
@@ -32,7 +31,6 @@ def make_reasons(condition: pa.Array, reason: str) -> pa.Array:
 
 
 def raise_unreadable(reason: Column, at: Callable[[str], Column] = F.col) -> Column:
-    """Return an expression that raises the error for a bad record."""
     place = [at(name).alias(name) for name in ("topic", "partition", "offset")]
     told = F.to_json(F.struct(*place, reason.alias("reason")))
     return F.raise_error(F.concat(F.lit(UNREADABLE_MARKER), told))

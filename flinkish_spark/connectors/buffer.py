@@ -110,8 +110,6 @@ class BufferedFile:
 
 
 class BufferFileWriter:
-    """Writes the rows of one task attempt into one file."""
-
     def __init__(self, place: StoreSpec, name: BufferName) -> None:
         self._place, self._name, self._rows = place, str(name), 0
         self._file: _HashedFile | None = None
@@ -192,7 +190,6 @@ class BufferFolder:
         self.sweeps_for_a_listing = 1 if place.is_local else 10
 
     def why_gone(self, file: BufferedFile) -> str:
-        """Return why a file is missing or damaged; empty if it is intact."""
         with self._faults("read"):
             try:
                 with self._open(file) as source:
@@ -315,8 +312,6 @@ class BufferedSink(Sink):
 
 
 class BufferedCommitter(Committer):
-    """Commits checkpoints from the buffer."""
-
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(self, context: SinkContext) -> None:

@@ -77,6 +77,5 @@ class ControlSource(DataSource):
 
 
 def load_control(spark: SparkSession, path: str) -> DataFrame:
-    """Return the stream of control rows of the control file `path`."""
     spark.dataSource.register(ControlSource)
     return spark.readStream.format(FORMAT_NAME).option("path", path).load()

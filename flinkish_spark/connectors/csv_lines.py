@@ -18,8 +18,6 @@ BYTE_ORDER_MARK = "\ufeff"
 
 @dataclass(frozen=True)
 class CsvForm:
-    """Settings of a CSV line."""
-
     delimiter: str = ","
     quote: str = '"'
     #: The text of a null. If it is not empty, no value may have it: Spark reads it as null even in quotes.
@@ -32,7 +30,6 @@ class CsvForm:
 
     @property
     def special(self) -> str:
-        """Return a regular expression that matches texts which must be in quotes."""
         letters = re.escape(self.delimiter + self.quote + self.line_end)
         # Readers skip blank lines, and a blank value may be the only one of its line.
         mark = f"|^{BYTE_ORDER_MARK}" if self.is_in_files else ""

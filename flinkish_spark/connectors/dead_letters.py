@@ -42,7 +42,6 @@ _KIND = "visible-dead-letters"
 
 
 def mark_dead_letter(payload: Mapping[str, Any], batch: str) -> dict[str, Any]:
-    """Return the payload of a committable, marked as dead letters of a micro-batch."""
     # The rest of the payload stays: other sinks of the job read it to see which data must be kept.
     return {**payload, _MARK: _MARKED, _BATCH: batch}
 
@@ -242,7 +241,6 @@ def _merge_facts(answers: Sequence[CommitAnswer]) -> dict[str, Any]:
     return facts
 
 
-#: Fields of a dead letter.
 DEAD_LETTER_SCHEMA = T.StructType(
     [T.StructField(name, T.StringType(), False) for name in ("uid", "reason", "record", "batch")]
 )

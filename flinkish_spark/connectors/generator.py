@@ -20,19 +20,9 @@ from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.connectors.splits import SplitSource
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.core.fields import Range, check_arguments, check_fields
-from flinkish_spark.core.validation import (
-    check_methods,
-    raise_config_errors,
-    unusable,
-)
+from flinkish_spark.core.validation import check_methods, raise_config_errors, unusable
 from flinkish_spark.protocol.durations import Milliseconds
-from flinkish_spark.protocol.limits import (
-    UNLIMITED,
-    Limit,
-    NoLimit,
-    check_factor,
-    check_whole,
-)
+from flinkish_spark.protocol.limits import UNLIMITED, Limit, NoLimit, check_factor, check_whole
 from flinkish_spark.types.schemas import check_field_names
 
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))

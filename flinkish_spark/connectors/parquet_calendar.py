@@ -39,7 +39,6 @@ def open_parquet(source: Any) -> pq.ParquetFile:
 def read_batches(
     file: pq.ParquetFile, columns: list[str], rows: int, begin: int = 0, end: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the row groups `begin` to `end` - 1."""
     dates, int96 = _old_kinds(file)
     groups = [*range(begin, file.num_row_groups if end is None else end)]
     for batch in file.iter_batches(batch_size=rows, columns=columns, row_groups=groups):

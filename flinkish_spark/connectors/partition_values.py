@@ -27,7 +27,6 @@ _MOST_BYTES = 255
 
 
 def why_no_partition(kind: T.DataType) -> str:
-    """Return why a type cannot be that of a partition column; empty if it can."""
     if isinstance(kind, T.BinaryType):
         return "bytes are no text: different ones would be one partition"
     if isinstance(kind, T.StringType) and not kind.isUTF8BinaryCollation():
@@ -75,13 +74,6 @@ def folder_of(name: str, value: str | None) -> str:
     """Return the folder name of a partition, as Hive and Spark write it."""
     text = "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in value or NULL_BUCKET)
     return "".join(f"%{ord(one):02X}" if one in _ESCAPED else one for one in name) + "=" + text
-
-
-def check_partition_values(
-    frame: DataFrame, names: Iterable[str], marker: str, shown: Sequence[str] | None = None
-) -> DataFrame:
-    """Return a frame that fails at a record whose value a partition column cannot keep."""
-    return check_conditions(frame, partition_conditions(frame, names), marker, shown)
 
 
 def check_conditions(

@@ -159,7 +159,6 @@ class _TextWriter(PartWriter):
 
 
 def find_field(schema: T.StructType, name: str, whose: str, kinds: Sequence[str] = ()) -> T.StructField:
-    """Return a field of a stream; raise SchemaError if it is missing, or of none of the types."""
     if name not in schema.names:
         raise SchemaError(
             f"{whose} is the column '{name}', which its stream does not have",
@@ -173,7 +172,6 @@ def find_field(schema: T.StructType, name: str, whose: str, kinds: Sequence[str]
 
 
 def choose_fields(schema: T.StructType, ddl: str, whose: str) -> T.StructType:
-    """Return the fields of a stream that are named in DDL; all of them without any."""
     names = parse_fields(ddl).names if ddl else schema.names
     return T.StructType([find_field(schema, name, whose) for name in names])
 

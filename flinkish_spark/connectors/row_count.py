@@ -44,7 +44,6 @@ class RowCount:
         self._reports: list[TimeReport] = []
 
     def admit(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Count a batch's rows; return its records, without control rows."""
         import pyarrow.compute as pc
 
         is_record = pc.equal(batch.column(C.KIND), int(C.Kind.RECORD))

@@ -258,8 +258,6 @@ class LineTooLong(ConfigError):
 
 
 class LineSplitter:
-    """Splits a stream of bytes into lines."""
-
     def __init__(self, delimiter: bytes, max_line_bytes: int) -> None:
         self._delimiter, self._most = delimiter, max_line_bytes
         self._rest = b""

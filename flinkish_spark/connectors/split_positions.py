@@ -24,8 +24,6 @@ _PAIRS = Form(
 
 @dataclass(frozen=True)
 class SplitPosition(StoredObject):
-    """Offsets up to which the splits of a source were read."""
-
     uid: str = field(metadata=store_as(_UID))
     #: By split, in the order in which splits were found. The index of a split is its number and channel:
     #: new splits are appended, and none is removed.
@@ -67,7 +65,6 @@ def find_scan_positions(position: LoggedOffsets, uid: str) -> list[SplitPosition
 
 
 def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
-    """Return by split the offset that all scans have reached."""
     # A split is left out if scans differ and its offsets are not numbers.
     if not positions:
         return {}
@@ -76,12 +73,10 @@ def lowest_offsets(positions: Collection[SplitPosition]) -> dict[str, Offset]:
 
 
 def is_number(value: object) -> bool:
-    """Return if a value is a number, so that offsets can be compared."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def why_not_json(value: Offset) -> str:
-    """Return why a value cannot be an offset; empty if it can."""
     try:
         again = json.loads(json.dumps(value, allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -72,7 +72,6 @@ class PieceRows:
 
 
 def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
-    """Return a column cast to a field's type."""
     from flinkish_spark.types.exact_columns import exact_cast, is_of_kind
 
     # Only widths may change. Arrow's own cast would also make numbers of texts, times or texts of numbers,
@@ -90,7 +89,6 @@ def cast_to_field(column: pa.Array, field: pa.Field) -> pa.Array:
 
 
 def _missing_field(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
-    """Return the path of a declared field that is missing in a column's structs."""
     if pa.types.is_struct(given) and pa.types.is_struct(wanted):
         names = [field.name for field in given]
         for field in wanted:

@@ -669,8 +669,6 @@ def name_failures(uid: str, method: str) -> Iterator[None]:
 
 
 def data_source_of(source: SplitSource, folder: str, control_path: str = "") -> type[DataSource]:
-    """Return a DataSource class for a source, to register with Spark."""
-
     # The class holds the source: an option would show it in query plans. It is local, and so not importable:
     # cloudpickle serialises it by value.
     class SplitDataSource(DataSource):

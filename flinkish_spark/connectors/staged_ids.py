@@ -44,8 +44,6 @@ class StagedId:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TransactionName:
-    """Name of a task attempt's transaction: job, sink, owner epoch, block, task, attempt."""
-
     job: JobUuid
     #: Eight hex digits made from the sink's uid, see :meth:`mark_of`.
     sink: str

@@ -12,7 +12,6 @@ BATCH, ORDER, DELETED = "_fs_batch", "_fs_order", "_fs_deleted"
 
 
 def add_places(rows: pa.RecordBatch, batch: int, first: int) -> pa.RecordBatch:
-    """Return rows with their micro-batch, and their places from `first` on."""
     places = range(first, first + rows.num_rows)
     rows = rows.append_column(BATCH, pa.array([batch] * rows.num_rows, pa.int64()))
     return rows.append_column(ORDER, pa.array(places, pa.int64()))

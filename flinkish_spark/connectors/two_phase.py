@@ -358,8 +358,6 @@ TASK_SCHEMA = f"{REPORT} STRING, {REASON} STRING, {RECORD} STRING"
 
 
 class Refusals(enum.Enum):
-    """Treatment of records that the sink refuses, in a task."""
-
     #: Fail, with the reason.
     FAIL = "fail"
     #: Drop and count them.
@@ -500,8 +498,6 @@ def _rows(*columns: Sequence[str | None]) -> pa.RecordBatch:
 
 
 class TwoPhaseCommitter(Committer):
-    """Commits and aborts the transactions of a two-phase sink."""
-
     def __init__(self, sink: TwoPhaseCommitSink, context: SinkContext) -> None:
         # A copy, so that connections which the sink keeps are not pickled and sent to tasks.
         self._sink, self._context = own_copy(sink), context

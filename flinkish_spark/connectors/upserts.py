@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 
 
 def select_stored(mode: WriteMode, schema: T.StructType) -> T.StructType:
-    """Return the fields of a stream that the table gets."""
     return T.StructType([schema[name] for name in list_stored_names(mode, schema.names)])
 
 
 def check_columns(mode: WriteMode, context: SinkContext, partition_by: Sequence[str] = ()) -> None:
-    """Refuse a mode or a partitioning by columns that the stream does not have."""
     schema, stored = context.schema, select_stored(mode, context.schema)
     wanted = [("partition_by", partition_by, stored)]
     if isinstance(mode, Upsert):

@@ -91,9 +91,12 @@ class SinkContext:
 
     def require_ours(self, mark: Mark, upto: CheckpointId) -> None:
         """Raise AnotherTimelineError unless a mark was left by this job directory."""
-        why = self.timeline.why_not_ours(mark, upto)
-        if why:
-            raise another_timeline(f"sink '{self.uid}'", mark, upto, why)
+        require_ours(self.timeline, f"sink '{self.uid}'", mark, upto)
+
+
+def require_ours(timeline: Timeline, who: str, mark: Mark, upto: CheckpointId) -> None:
+    if why := timeline.why_not_ours(mark, upto):
+        raise another_timeline(who, mark, upto, why)
 
 
 def another_timeline(

@@ -405,7 +405,6 @@ class DeltaCommitter(Committer):
         return CommitAnswer(Outcome.COMMITTED)
 
     def _plan(self, target: CheckpointId, lineage: Lineage) -> tuple[Any, RestorePlan]:
-        """Return the newest version of the table, open, and the plan of its restore."""
         table = self._commits.open(self._sink.path)
         if table is None:
             return None, NothingToRestore()

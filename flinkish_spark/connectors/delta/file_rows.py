@@ -152,7 +152,6 @@ def _slice_bits(file: FoundFile, bits: npt.NDArray[np.uint8]) -> npt.NDArray[np.
 
 
 def _select_rows(file: FoundFile, rows: int) -> npt.NDArray[np.bool_] | None:
-    """Return which rows of a file are read, by its bitmaps; None for all of them."""
     import numpy as np
 
     there, gone = (

@@ -86,7 +86,6 @@ class TableFiles:
                     break
 
     def read(self, names: Iterable[str]) -> pa.Table:
-        """Return the rows of Parquet files of one schema."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -117,7 +116,6 @@ class TableFiles:
         ]
 
     def folders(self, folder: str) -> list[str]:
-        """Return the names of the folders in a folder; empty if it does not exist."""
         from pyarrow import fs
 
         found = self._system().get_file_info(fs.FileSelector(folder, allow_not_found=True))

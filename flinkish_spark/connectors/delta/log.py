@@ -59,8 +59,6 @@ _BY_SPARK = "read it with Spark: env.from_dataframe(spark.readStream.format('del
 
 @dataclass(frozen=True)
 class TableFile:
-    """A file with rows, and its partition values."""
-
     #: Within the table's folder, or absolute: a shallow clone has files of the other table.
     path: str
     rows: int | None
@@ -181,7 +179,6 @@ def find_deleted_rows(table: TablePath, table_id: str, version: int) -> Mapping[
 
 @contextmanager
 def _as_refusal(table: TablePath, what: str) -> Iterator[None]:
-    """Translate errors of deltalake into errors that name the table."""
     from deltalake.exceptions import DeltaError
 
     log = table / LOG
@@ -251,8 +248,6 @@ _FEED_SETTING = "delta.enableChangeDataFeed"
 
 @dataclass(frozen=True)
 class DeltaCommit:
-    """The changes of rows and metadata in one commit."""
-
     version: int
     #: As a text in UTC: that in the commit if it has one, else that of its file.
     timestamp: str
@@ -309,7 +304,6 @@ def commit_path(table: TablePath, version: int) -> TablePath:
 
 
 def check_partitions(table: TablePath, columns: Collection[str], files: Iterable[TableFile]) -> None:
-    """Raise ConfigError if a table has partitions, and the log does not have a file's partition."""
     if columns and any(file.partition is None for file in files):
         raise _make_refusal(table, "files without the values of their partitions in its log")
 

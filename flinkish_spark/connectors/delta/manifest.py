@@ -25,7 +25,7 @@ from flinkish_spark.connectors.delta.tables import DeltaTables, Marker, find_las
 from flinkish_spark.connectors.delta.writer import FilesToWrite, stats_columns
 from flinkish_spark.connectors.write_modes import Append
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
-from flinkish_spark.contracts.sink import another_timeline
+from flinkish_spark.contracts.sink import require_ours
 from flinkish_spark.core.errors import SchemaError
 from flinkish_spark.core.fields import check_fields
 from flinkish_spark.protocol.decisions import ManifestRecord
@@ -137,9 +137,7 @@ class _DeltaManifestWriter(ManifestWriter):
 
     def _require_ours(self, checkpoint: CheckpointId) -> None:
         for mark in self.newest_marks():
-            why = self._context.timeline.why_not_ours(mark, checkpoint)
-            if why:
-                raise another_timeline("the manifest", mark, checkpoint, why)
+            require_ours(self._context.timeline, "the manifest", mark, checkpoint)
 
     def _row(self, record: ManifestRecord) -> pa.RecordBatch:
         context, stored = self._context, record.to_json()
@@ -160,7 +158,6 @@ class _DeltaManifestWriter(ManifestWriter):
 
 
 def _why_unfit(info: TableInfo) -> str:
-    """Return why a table takes no row of a manifest; empty if it does."""
     if why := why_unfit(info, Append(), _schema().jsonValue()["fields"], SchemaEvolution.NONE):
         return why
     if why := why_by_spark(info, Append()):

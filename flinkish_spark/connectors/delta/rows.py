@@ -52,7 +52,6 @@ _GLOB = re.compile(r"([{}\[\]*?\\])")
 
 
 def rule_conditions(frame: DataFrame, rules: Mapping[str, Any]) -> Iterable[tuple[str, Column]]:
-    """Yield the conditions that every new row must meet, with their texts for errors."""
     have = {field.name.lower(): field.dataType for field in frame.schema}
     for name, path in rules.get("not_null", {}).items():
         if path[0].lower() in have:
@@ -157,7 +156,6 @@ Json = Any
 
 
 def align_columns(rows: DataFrame, names: Sequence[str], info: TableInfo | None) -> list[Column]:
-    """Return columns of a frame cast to the types of a table."""
     # Narrower ones get the table's type. Structs get its fields in its order, null where the stream has none,
     # and after them those that only the stream has.
     wanted = {} if info is None else {str(f["name"]).lower(): f["type"] for f in info.fields}
@@ -260,7 +258,6 @@ def translate_error(error: Exception) -> Exception:
 
 
 def _causes(error: Exception) -> list[tuple[str, str]]:
-    """Return class and message of an exception and of its causes."""
     java: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if java is None:
         return [(type(error).__name__, str(error).split("\n\tat ")[0])]
@@ -280,8 +277,6 @@ _NO_PLAN = "Error occurred during query planning"
 
 
 class DeltaRows:
-    """Commits to tables by the Delta of a Spark session."""
-
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
         self._own: SparkSession | None = None
@@ -337,7 +332,6 @@ class DeltaRows:
     def why_no_merge(
         self, path: str, info: TableInfo, schema: T.StructType, mode: Upsert, evolution: SchemaEvolution
     ) -> str:
-        """Return why Delta refuses each MERGE of the stream's schema; empty if it does not."""
         loose = T.StructType.fromJson(nullable_within(schema.jsonValue()))
         empty = self._session().createDataFrame([], T.StructType([*loose, *_CONTROL]))
         text = merge_statement(path, info, _align(empty, mode, info, keep_control=True), mode, evolution)
@@ -382,7 +376,6 @@ def table_name(path: str) -> str:
 def merge_statement(
     path: str, info: TableInfo, rows: DataFrame, mode: Upsert, evolution: SchemaEvolution
 ) -> str:
-    """Return the MERGE statement of rows, one per key, into a table."""
     rows.createOrReplaceTempView(_VIEW)
     names = _list_stored_columns(rows, mode)
     keys = [quote_name(key) for key in mode.keys]

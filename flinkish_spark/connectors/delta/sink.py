@@ -23,12 +23,7 @@ from flinkish_spark.connectors.delta.committing import DeltaCommits, DeltaCommit
 from flinkish_spark.connectors.delta.rows import DeltaRows, rule_conditions
 from flinkish_spark.connectors.delta.sink_settings import DeltaSinkSettings, check_creates, plain_url
 from flinkish_spark.connectors.delta.staging import DeltaStaging, table_defaults, why_staged_as_rows
-from flinkish_spark.connectors.delta.table import (
-    DeltaTableError,
-    TableInfo,
-    why_no_table,
-    why_unfit,
-)
+from flinkish_spark.connectors.delta.table import DeltaTableError, TableInfo, why_no_table, why_unfit
 from flinkish_spark.connectors.delta.tables import DeltaTables
 from flinkish_spark.connectors.partition_values import why_no_partition
 from flinkish_spark.connectors.upserts import check_columns, check_upsert, select_stored
@@ -267,7 +262,6 @@ def require_tables_apart(sinks: Iterable[tuple[str, Sink]]) -> None:
 
 
 def _canonical(path: str) -> str:
-    """Return the canonical form of a table's path."""
     if "://" in path and not path.startswith("file:"):
         scheme, _, rest = plain_url(path).partition("://")
         return f"{scheme.lower()}://{posixpath.normpath(rest)}"

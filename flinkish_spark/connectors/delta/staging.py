@@ -46,12 +46,7 @@ from flinkish_spark.connectors.task_staging import JoiningWriter, StagePlan
 from flinkish_spark.connectors.upserts import check_records, find_deletes, key_conditions
 from flinkish_spark.connectors.write_modes import Upsert, WriteMode, list_stored_names
 from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
-from flinkish_spark.core.errors import (
-    BadRecordError,
-    FlinkishError,
-    SchemaError,
-    raise_translated,
-)
+from flinkish_spark.core.errors import BadRecordError, FlinkishError, SchemaError, raise_translated
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quote_name
@@ -117,7 +112,6 @@ class DeltaStaging(JoiningWriter):
         return StageResult(acks, (payload,), bytes=sum(int(add["size"]) for add in adds))
 
     def _plan_files(self, fields: T.StructType, metadata: Mapping[str, Any]) -> StagePlan:
-        """Stage data files in their final place."""
         table = TableInfo.from_log({"metaData": metadata})
         target = FilesToWrite(
             self._tables.files(self._sink.path),
@@ -208,7 +202,6 @@ class DeltaStaging(JoiningWriter):
 
 
 def table_defaults(spark: SparkSession) -> dict[str, str]:
-    """Return the properties that the session gives to new tables."""
     start = "spark.databricks.delta.properties.defaults."
     settings = SETTINGS.all(spark)
     return {f"delta.{n.removeprefix(start)}": text for n, text in settings.items() if n.startswith(start)}
@@ -298,7 +291,6 @@ def _select_for_rows(
 def _add_missing_columns(
     rows: DataFrame, fields: T.StructType, table: TableInfo
 ) -> tuple[DataFrame, list[str]]:
-    """Return rows with all columns of a table, and the names of those to write: others are null."""
     given = {name.lower() for name in fields.names}
     kinds = {str(one["name"]): type_of(one["type"]) for one in table.fields}
     lacking = {name: kind for name, kind in kinds.items() if name.lower() not in given}

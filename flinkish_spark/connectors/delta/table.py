@@ -154,7 +154,6 @@ class SchemaEvolution(Choice):
 
 
 def list_stored_fields(mode: WriteMode, fields: Sequence[Json]) -> list[Json]:
-    """Return the fields of a stream that the table gets."""
     kept = list_stored_names(mode, [str(one["name"]) for one in fields])
     return [one for one in fields if one["name"] in kept]
 
@@ -273,8 +272,6 @@ def _condition_in(invariant: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Problems of a stream with a table, and changes of the table that writing it makes."""
-
     #: Sentences without full stop; empty if the rows can be written.
     problems: tuple[str, ...] = ()
     #: Columns (dotted for fields of structs) that writing would add or widen.
@@ -282,7 +279,6 @@ class Fit:
 
 
 def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) -> Fit:
-    """Compare a stream's fields with those of a table."""
     found = list(_compare_fields(table.fields, stream, "", table.widens))
     # Problems that no evolution allows come first.
     found.sort(key=lambda one: one[0] != "PROBLEM")
@@ -297,7 +293,6 @@ def fit(table: TableInfo, stream: Sequence[Json], evolution: SchemaEvolution) ->
 
 
 def why_unfit(table: TableInfo, mode: WriteMode, stream: Sequence[Json], evolution: SchemaEvolution) -> str:
-    """Return why a table takes no record of a stream; empty if it does."""
     if problems := fit(table, list_stored_fields(mode, stream), evolution).problems:
         return problems[0]
     if isinstance(mode, Upsert) and (missing := [key for key in mode.keys if not table.has_column(key)]):
@@ -441,7 +436,6 @@ _TYPES = re.compile(
 
 
 def why_no_table(fields: Sequence[Any], partition_by: Sequence[str]) -> str:
-    """Return why Delta cannot create a table with Spark's fields; empty if it can."""
     names = [str(one.name) for one in fields]
     if partition_by and {name.lower() for name in names} <= {name.lower() for name in partition_by}:
         return "every column would be a partition column"
@@ -507,7 +501,6 @@ def _has_in_map(kind: Any, wanted: str, *, is_within: bool = False) -> bool:
 
 
 def why_not_as_files(staged: Json, current: Json, fields: Sequence[str]) -> str:
-    """Return why staged data files cannot be added to a table as it is now; empty if they can."""
     # Their rows may still be written to it, as new files.
     then, now = TableInfo.from_log(staged), TableInfo.from_log(current)
     folders, others = ([one.physical_name(name) for name in one.partition_by] for one in (then, now))
@@ -533,7 +526,6 @@ _RULES = {
 
 
 def why_stricter(rules: Json, now: TableInfo) -> str:
-    """Return a rule of the table that staged rows were not checked by; empty if there is none."""
     for kind, text in _RULES.items():
         then = rules.get(kind, {})
         for name, condition in now.rules()[kind].items():
@@ -543,12 +535,10 @@ def why_stricter(rules: Json, now: TableInfo) -> str:
 
 
 def physical_name(field: Json) -> str:
-    """Return the name in files of a field in JSON form."""
     return str(field.get("metadata", {}).get(_PHYSICAL, field["name"]))
 
 
 def rename_fields(part: Any, name_of: Callable[[Json], Any] = physical_name) -> Any:
-    """Return a type, as JSON, with other names of its fields, and without their metadata."""
     if isinstance(part, list):
         return [rename_fields(one, name_of) for one in part]
     if not isinstance(part, dict):

@@ -67,7 +67,6 @@ class DeltaTables:
         return TableFiles.of(path, self._options)
 
     def open(self, path: str, version: int | None = None) -> deltalake.DeltaTable | None:
-        """Return the newest version of a table; None if there is no table."""
         import deltalake
         from deltalake.exceptions import TableNotFoundError
 
@@ -104,7 +103,6 @@ class DeltaTables:
         return None if found is None else found.version
 
     def commit_of(self, path: str, app_id: str, version: int) -> TableCommit | None:
-        """Return the commit that holds a checkpoint; None if it is not among the newest."""
         # Mostly it is the newest.
         for limit in (1, _RECENT):
             for commit in self.history(path, limit):
@@ -114,7 +112,6 @@ class DeltaTables:
         return None
 
     def history(self, path: str, limit: int | None = None) -> list[TableCommit]:
-        """Return the table's commits, newest first; none if there is no table."""
         table = self.open(path)
         while table is not None:
             with suppress(DeltaConflict):
@@ -473,7 +470,6 @@ def _quote(name: str) -> str:
 
 @contextmanager
 def _translate_errors(path: str) -> Iterator[None]:
-    """Translate errors of delta-rs into ours."""
     from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, SchemaMismatchError
 
     try:

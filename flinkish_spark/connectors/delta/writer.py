@@ -47,7 +47,6 @@ class FilesToWrite:
     compression: str = "snappy"
     max_rows: int = 0
     page_version: str = "1.0"
-    #: Paths of the leaf columns that get statistics.
     with_stats: tuple[str, ...] = ()
 
     def write(self, batches: Iterable[pa.RecordBatch], task: int) -> list[dict[str, Any]]:
@@ -94,8 +93,6 @@ class UpsertRows:
 
 @dataclass(frozen=True)
 class FilesWork:
-    """Writes the records of a task into files, which its report names."""
-
     target: FilesToWrite
     #: The micro-batch, if rows are staged; None for data files.
     batch: int | None = None

@@ -308,9 +308,7 @@ class ExpressionBuckets(BucketAssigner):
         return {self.name: F.expr(self.expression) if isinstance(self.expression, str) else self.expression()}
 
 
-def list_assigners(
-    given: BucketAssigner | Sequence[BucketAssigner] | None,
-) -> tuple[BucketAssigner, ...]:
+def list_assigners(given: BucketAssigner | Sequence[BucketAssigner] | None) -> tuple[BucketAssigner, ...]:
     return () if given is None else (given,) if isinstance(given, BucketAssigner) else tuple(given)
 
 

@@ -42,16 +42,9 @@ from flinkish_spark.connectors.files.partitions import (
     ReadyPartition,
     SuccessFile,
 )
-from flinkish_spark.connectors.files.rolling import (
-    Chunk,
-    Compaction,
-    Merger,
-    Rolling,
-    RollOnCheckpoint,
-    roll,
-)
+from flinkish_spark.connectors.files.rolling import Chunk, Compaction, Merger, Rolling, RollOnCheckpoint, roll
 from flinkish_spark.connectors.staged_ids import StagedId
-from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, another_timeline
+from flinkish_spark.contracts.sink import Committer, CompletedCheckpoint, ShownOrder, require_ours
 from flinkish_spark.core.errors import EnvironmentFault, InternalError, UnavailableError
 from flinkish_spark.core.foreign_errors import describe_error, is_gateway_gone
 from flinkish_spark.core.store import LocalStore, SealedObjects
@@ -173,7 +166,6 @@ def advance(
     setting: PartitionCommit | None,
     assigners: Sequence[BucketAssigner],
 ) -> PartitionProgress:
-    """Return the partitions at `completed`, from those before it and the chunks that it brought."""
     now_ms = completed.decided_at_ms
     if setting is None:
         # Waiting partitions are kept for a later start that commits partitions again.
@@ -241,25 +233,20 @@ class FileMarks:
     def leave(self, checkpoint: int) -> None:
         """Write the mark of a checkpoint before the first of its files is visible. May be repeated."""
         ours = self._timeline.mark_of(CheckpointId(checkpoint))
-        found = self.newest()
+        found, who = self.newest(), f"sink '{self._uid}'"
         if found is None or found.checkpoint < ours.checkpoint:
             if found is not None:
-                self._require_ours(found, ours)
+                require_ours(self._timeline, who, found, ours.checkpoint)
             value = {"checkpoint": checkpoint, "token": ours.token or ""}
             self._store.create_if_absent(f"{_FOLDER}/{checkpoint}.json", seal(_KIND, value))
             # The first mark stands, and may be another process's.
             found = self._read(checkpoint)
             if found is None:
-                raise InternalError(f"the mark of checkpoint {checkpoint} of sink '{self._uid}' is gone")
-        self._require_ours(found, ours)
+                raise InternalError(f"the mark of checkpoint {checkpoint} of {who} is gone")
+        require_ours(self._timeline, who, found, ours.checkpoint)
         for older in self._objects.numbers(_FOLDER):
             if older < checkpoint:
                 self._store.delete(f"{_FOLDER}/{older}.json")
-
-    def _require_ours(self, found: Mark, ours: Mark) -> None:
-        why = self._timeline.why_not_ours(found, ours.checkpoint)
-        if why:
-            raise another_timeline(f"sink '{self._uid}'", found, ours.checkpoint, why)
 
     def _read(self, checkpoint: int) -> Mark | None:
         found = self._objects.optional(f"{_FOLDER}/{checkpoint}.json", _KIND, dict)
@@ -277,8 +264,6 @@ class CommitSettings:
 
 
 class FileCommitter(Committer):
-    """Commits files; see the module for the order of the steps."""
-
     shown_order = ShownOrder.OF_COMMITS
 
     def __init__(

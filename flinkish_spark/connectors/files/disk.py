@@ -94,8 +94,6 @@ HIDDEN = "_flinkish"
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """Name of a finished file."""
-
     #: First and last checkpoint whose records it holds; it was finished at the last.
     first: int
     last: int
@@ -107,8 +105,6 @@ class PartName:
 
 @dataclass(frozen=True, slots=True)
 class SinkFiles:
-    """Names of the files of one sink."""
-
     root: Path
     job: JobUuid
     uid: str

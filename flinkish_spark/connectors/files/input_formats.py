@@ -36,8 +36,6 @@ _LEAST_PART_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A part of a file, or all of it."""
-
     #: Range of row groups, or of bytes. None for the end of the file.
     begin: int = 0
     end: int | None = None
@@ -55,7 +53,6 @@ def is_large(size_bytes: int) -> bool:
 
 
 def parts_of_parquet(file: pq.ParquetFile, size_bytes: int) -> Sequence[FilePart]:
-    """Return parts that are ranges of row groups."""
     footer, found = file.metadata, list[FilePart]()
     groups = [footer.row_group(at) for at in range(footer.num_row_groups if is_large(size_bytes) else 0)]
     # Factor from the groups' uncompressed sizes to their sizes on disk.
@@ -121,7 +118,6 @@ def open_file(path: str) -> pa.NativeFile:
 
 
 def to_printable(path: str) -> str:
-    """Return a file name as printable text."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
@@ -206,10 +202,7 @@ class InputFormat(ABC):
 
 
 class SplittableFormat(InputFormat):
-    """A format whose large files are read in parts."""
-
     def batches(self, path: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Yield the records of one file."""
         return self.batches_between(path, schema, 0, None)
 
 
@@ -217,7 +210,6 @@ class LineFormat(SplittableFormat):
     """A format whose parts are ranges of lines; a compressed file is one part."""
 
     def parts(self, path: str) -> Sequence[FilePart]:
-        """Return the ranges of lines."""
         return [FilePart()] if os.path.splitext(path)[1] in _PACKED else parts_of_lines(path)
 
 

@@ -36,8 +36,6 @@ class Entry(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Part(StoredObject):
-    """One file that a plan makes visible."""
-
     target: str
     #: Absolute path that is renamed: the only chunk, or the file into which the chunks are merged.
     source: str
@@ -71,8 +69,6 @@ class CommittedChunks(StoredObject):
 
 @dataclass(frozen=True, slots=True)
 class OpenPartition(StoredRow):
-    """A partition that holds data and waits for its commit."""
-
     root: str
     bucket: str
     #: Time of the decision of the checkpoint with which it began to wait.
@@ -81,8 +77,6 @@ class OpenPartition(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class State(StoredObject):
-    """State of the sink after a checkpoint."""
-
     #: 0 before the first.
     checkpoint: int = 0
     #: Chunks that are not visible yet, the oldest first.
@@ -94,8 +88,6 @@ class State(StoredObject):
 
 @dataclass
 class Ledger:
-    """Reads and writes the records; has no state between calls."""
-
     store: Store
 
     def checkpoints(self) -> tuple[int, ...]:

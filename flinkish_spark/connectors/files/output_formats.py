@@ -98,7 +98,6 @@ _HADOOPS = re.compile(r"org\.apache\.hadoop\.io\.compress\.(\w+)codec")
 
 
 def codec_of(kind: FileFormat, options: Mapping[str, str]) -> str | None:
-    """Return the codec that options name; None if they name none."""
     names = ("compression", "codec") if kind.is_lines else ("compression", "parquet.compression")
     named = next((options[name].lower() for name in names if name in options), None)
     hadoops = _HADOOPS.fullmatch(named or "")
@@ -110,7 +109,6 @@ def lower_names(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_options(kind: FileFormat, options: Mapping[str, str]) -> None:
-    """Refuse options that the sink sets itself, and unknown ones."""
     for name, value in options.items():
         reason = _RESERVED.get(name.lower())
         if reason is not None:
@@ -182,7 +180,6 @@ def check_codec(kind: FileFormat, codec: str | None, who: str) -> None:
 
 
 def parse_option(name: str, value: str) -> Any:
-    """Parse a value of a Parquet option; raise ValueError if it cannot be parsed."""
     try:
         return OF_PARQUET[name.lower()][1](value)
     except (ValueError, KeyError):
@@ -190,7 +187,6 @@ def parse_option(name: str, value: str) -> Any:
 
 
 def check_mergeable(kind: FileFormat, options: Mapping[str, str], columns: Sequence[str] = ()) -> None:
-    """Refuse options under which files of a line format cannot be merged."""
     if not kind.is_lines:
         return
     found = lower_names(options)

@@ -112,7 +112,6 @@ class Chunk(StoredObject):
 
     IS_CLOSED: ClassVar = True
 
-    #: The target that it was staged for.
     root: str
     #: Folder of the micro-batch, below `pending`.
     staged: str
@@ -271,7 +270,6 @@ class SparkMerger:
         self.disk.sync_folders({target.parent for target in missing})
 
     def _write_parts(self, attempt: Path, parts: int) -> list[str]:
-        """Write each part into a file, and return their names."""
         from pyspark.sql import functions as F
         from pyspark.sql import types as T
 

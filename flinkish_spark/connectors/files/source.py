@@ -69,8 +69,6 @@ def _path_of(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundFile(StoredRow):
-    """A file as it was when it was found."""
-
     #: Relative to the folder of the input.
     path: Annotated[str, Form(_text_of, _path_of)]
     size: int
@@ -84,7 +82,6 @@ class FoundFile(StoredRow):
     def parts_of(
         cls, path: str, stat: Any, parts: Sequence[FilePart], values: Mapping[str, str | None]
     ) -> list[Self]:
-        """Return each part of a file as it was when it was found."""
         known = path, stat.st_size, stat.st_mtime_ns
         found = []
         for one in parts:
@@ -94,7 +91,6 @@ class FoundFile(StoredRow):
 
     @property
     def part(self) -> FilePart:
-        """The part of the file that this entry stands for."""
         if (text := self.partition.get(_PART)) is None:
             return FilePart(rows=self.rows, bytes=self.size)
         begin, end, size, first = map(int, text.split())
@@ -172,7 +168,6 @@ class FileList:
             )
 
     def _starts(self) -> tuple[int, ...]:
-        """Return the numbers of files at which pages begin, and at which folds end."""
         return tuple(sorted(_number(key) for kind in (_PAGES, _FOLDS) for key in self._store.list(kind)))
 
     def _read_parts(self) -> bool:
@@ -259,7 +254,6 @@ class FileList:
         self._known |= {one.path: (one.size, one.modified_ns) for one in self._files}
 
     def look(self, root: Path, pattern: str, format: InputFormat) -> list[FoundFile]:
-        """Return the files below `root` that are not in the list, the oldest first."""
         found, prefix = list[FoundFile](), os.path.join(root, "")
         for entry in self._folders.entries(str(root), pattern):
             name = entry.path[len(prefix) :]
@@ -304,8 +298,6 @@ def _number(key: str) -> int:
 
 @dataclass(slots=True)
 class _FolderListing:
-    """A folder as it was when it was listed."""
-
     #: Time and inode, which differ if the folder has changed or was replaced.
     mark: tuple[int, int]
     entries: int
@@ -632,7 +624,6 @@ class FileSource(SplitSource):
 
 @contextmanager
 def naming(path: str) -> Iterator[None]:
-    """Add the file's name to errors in the block."""
     name = to_printable(path)
     try:
         yield

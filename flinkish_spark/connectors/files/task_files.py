@@ -94,7 +94,6 @@ class LineTexts:
             ) from None
 
     def header(self) -> bytes:
-        """Return the header line; empty if files have none."""
         if not has_header(self.kind, self.options):
             return b""
         names = [pa.array([name], pa.string()) for name in self.fields.names]
@@ -236,7 +235,6 @@ def _texts(texts: LineTexts, rows: pa.RecordBatch) -> pa.Array:
 
 
 def _runs(rows: int, folders: list[pa.Array]) -> Iterator[tuple[int, int]]:
-    """Yield the ranges of rows that belong to one folder."""
     changes = np.zeros(rows - 1, np.bool_)
     for one in folders:
         changes |= pc.not_equal(one.slice(1), one.slice(0, rows - 1)).to_numpy(zero_copy_only=False)
@@ -255,11 +253,9 @@ class _File(ABC):
     def close(self) -> None: ...
 
     def size(self) -> int:
-        """Return its approximate least size."""
         return self.raw.tell()
 
     def fitting(self, rows: pa.RecordBatch, size_bytes: int) -> int:
-        """Return about how many of the rows fit into a size."""
         ends = _ends(rows.column(RECORD))
         return int(np.searchsorted(ends, size_bytes, side="right"))
 

@@ -32,8 +32,8 @@ from flinkish_spark.connectors.files.output_formats import (
 from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
 from flinkish_spark.connectors.partition_values import (
     check_conditions,
-    check_partition_values,
     folder_conditions,
+    partition_conditions,
 )
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
@@ -116,7 +116,6 @@ class FrameFiles:
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
-    """Return the session's codec of a format; None for line formats."""
     found = None if kind.is_lines else spark.conf.get(f"spark.sql.{kind.value}.compression.codec", None)
     return None if found is None else found.lower()
 
@@ -200,7 +199,7 @@ class FileWriter(SinkWriter):
         only_in_names = [name for name in self._frames.settings.folders if name not in added]
         marker = f"{BAD_RECORD_MARKER} in sink '{self._context.uid}',"
         shown = rows.columns[CONTROL_WIDTH:]
-        rows = check_partition_values(rows, only_in_names, marker, shown)
+        rows = check_conditions(rows, partition_conditions(rows, only_in_names), marker, shown)
         rows = check_conditions(rows, folder_conditions(rows, added), marker, shown)
         texts = self._frames.settings.texts
         if texts is not None and texts.kind is FileFormat.TEXT:

@@ -318,7 +318,6 @@ class Resolution:
         return partial(_convert_branch, converts)
 
     def _resolve_type(self, writer: Any, reader: Any, path: str) -> Convert | None:
-        """Resolve two schemas neither of which is a union."""
         kind, wanted = kind_of(writer), kind_of(reader)
         if kind != wanted:
             if wanted not in _PROMOTED.get(kind, ()):
@@ -529,7 +528,6 @@ class AvroReader(Reader):
     column: str
     #: The registry of the schemas whose ids records carry. None: records carry no id, and have this `schema`.
     registry: SchemaRegistry | None
-    #: What happens if a writer's schema has more fields.
     on_schema_change: OnSchemaChange
 
     @property

@@ -156,10 +156,8 @@ def _is_field(value: object) -> bool:
 class _AvroWriter(PartWriter):
     """Takes what Spark's encoder has written."""
 
-    #: The fields of the records.
     schema: T.StructType
     text: str
-    #: The bytes before each record.
     prefix: bytes
     #: Names of the columns that Spark computes: what it has written, and why it could not.
     data: str
@@ -185,7 +183,6 @@ class _AvroWriter(PartWriter):
 
 
 def avro_schema(text: str, schema: T.StructType) -> dict[str, Any]:
-    """Return the schema of a text, or without one a schema for a stream."""
     found: dict[str, Any] = json.loads(text) if text else derive_schema(schema)
     return found
 
@@ -239,7 +236,6 @@ def _derive_type(kind: T.DataType, path: str, taken: set[str]) -> Any:
 
 
 def avro_fields(text: str, schema: T.StructType) -> list[str]:
-    """Return the names of the fields to write, in the schema's order."""
     return [str(one["name"]) for one in avro_schema(text, schema)["fields"]]
 
 

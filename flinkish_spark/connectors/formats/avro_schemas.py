@@ -28,7 +28,6 @@ def kind_of(schema: Any) -> str:
 
 
 def logical_of(schema: Any) -> str:
-    """Return the logical type of a schema, a decimal with precision and scale."""
     if not isinstance(schema, dict):
         return PLAIN
     name = str(schema.get("logicalType", PLAIN))
@@ -54,7 +53,6 @@ def map_parts(schema: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def find_named_types(schema: Any) -> dict[str, Any]:
-    """Return all named types of a schema, at any depth, by name."""
     found: dict[str, Any] = {}
 
     def visit(one: Any) -> Any:

@@ -434,7 +434,6 @@ class JsonChangelog(_EnvelopeChangelog):
         self, form: Changes, envelope: Envelope, fields: T.StructType, metadata: Sequence[str]
     ) -> None:
         super().__init__(form, envelope, fields, metadata)
-        #: The format of the envelope.
         self.json = Json(envelope.schema(metadata), form.on_bad_record)
         for column in fields:
             kind = column.dataType

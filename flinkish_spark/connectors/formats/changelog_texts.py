@@ -42,16 +42,12 @@ class DecimalHandling(Choice):
 
     #: The unscaled number in base64. The declared scale is the column's, which the number does not say.
     PRECISE = "precise"
-    #: As text.
     STRING = "string"
-    #: As a number.
     DOUBLE = "double"
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Parses the texts of a format."""
-
     #: For Debezium: if whole numbers are DATEs, the units of TIMESTAMPs, and the form of DECIMALs.
     days: bool = False
     epoch_units: Mapping[str, EpochUnit] | None = None

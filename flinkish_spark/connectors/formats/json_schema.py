@@ -75,7 +75,6 @@ def validator_of(text: str, references: Sequence[tuple[str, str]] = ()) -> Any:
 
 
 def _load_schema(text: str, references: Sequence[tuple[str, str]]) -> tuple[Any, _SchemaNode]:
-    """Return a validator of a schema, and the schema as a node that can resolve references."""
     try:
         import jsonschema
         import referencing
@@ -160,8 +159,6 @@ def fields_of(text: str, references: Sequence[tuple[str, str]] = ()) -> T.Struct
 
 @dataclass(frozen=True)
 class _SchemaNode:
-    """A schema, its draft, and the resolver of its references."""
-
     schema: Any
     draft: Any
     resolver: Any
@@ -203,7 +200,6 @@ def _parts(place: _SchemaNode, path: str, depth: int = 0) -> list[_SchemaNode]:
 
 
 def _type_of(places: Sequence[_SchemaNode], path: str, depth: int = 0) -> T.DataType:
-    """Return the Spark type of values to which several schemas apply."""
     if depth > _DEEPEST:
         raise _no_column(path, "contains itself, and Spark has no recursive types")
     parts = [part for one in places for part in _parts(one, path)]
@@ -308,8 +304,6 @@ def _compare(
 
 @dataclass(frozen=True)
 class JsonSchemaReader(Reader):
-    """Validates records and returns their text."""
-
     text: str
     references: tuple[tuple[str, str], ...]
     #: The fields that objects are read into, as Spark's JSON of a StructType.
@@ -429,7 +423,6 @@ def _text_of(value: Any) -> str:
 
 
 def why_never_valid(kind: T.DataType, wanted: T.DataType, path: str) -> str | None:
-    """Return why no value of a type can be valid by a schema of the type `wanted`; None if one can."""
     if isinstance(kind, T.NullType):
         return None
     (ours, theirs) = (str(_describe(one)["type"]) for one in (kind, wanted))

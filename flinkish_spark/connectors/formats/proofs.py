@@ -23,7 +23,6 @@ class RoundTripReader:
     """Reads a slice of records without prefix; a record is proven if writing it gives the same bytes."""
 
     read: Callable[[pa.Array], Any]
-    #: Writes the records that were read.
     write: Callable[[Any], pa.Array]
     #: Converts the records that were read to rows; raises NoProof.
     rows_of: Callable[[Any], pa.Array]
@@ -106,7 +105,6 @@ def find_key_order(offsets: pa.Array, keys: pa.Array) -> pa.Array | None:
 
 
 def check_keys(offsets: pa.Array, keys: pa.Array) -> None:
-    """Raise NoProof if a map has a key twice."""
     lengths = np.diff(offsets.to_numpy())
     if len(lengths) and lengths.max() > 1:
         codes = keys.dictionary_encode()

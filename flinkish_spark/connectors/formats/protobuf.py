@@ -300,7 +300,6 @@ def _names_of(enum: Any) -> dict[int, list[str]]:
 class ProtobufWriter(Writer):
     files: bytes
     message: str
-    #: The bytes before each message.
     prefix: bytes = b""
 
     def make_converter(self) -> Callable[[Any], bytes]:

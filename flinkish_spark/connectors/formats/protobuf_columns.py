@@ -112,7 +112,6 @@ def _column_of(one: Any) -> Convert:
 
 
 def _always(one: Any) -> Convert:
-    """Return a converter of a column in which a null means the default."""
     convert, is_message = _single_of(one), one.message_type is not None
     default = None if is_message else 0 if one.enum_type is not None else one.default_value
 

@@ -78,7 +78,6 @@ def serialize_descriptors(file: Any) -> bytes:
 
 
 def file_of(files: bytes) -> Any:
-    """Return the last file of a descriptor set, in a pool with all others."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     found = descriptor_pb2.FileDescriptorSet.FromString(files)
@@ -214,7 +213,6 @@ def _compile(texts: Sequence[tuple[str, str]], parsed: bytes, last: str) -> byte
 
 
 def index_path(message: Any) -> tuple[int, ...]:
-    """Return the indices of a message in its file, from the outermost message in."""
     around = message.containing_type
     if around is None:
         return (_names_within(message.file).index(message.name),)
@@ -232,7 +230,6 @@ def _names_within(around: Any) -> list[str]:
 
 
 def message_at(file: Any, path: Sequence[int], *, counts_entries: bool = True) -> Any:
-    """Return the message at an index path; None if there is none."""
     around = file
     for at in path:
         names = _names_within(around)
@@ -275,7 +272,6 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
 
 
 def first_message(files: bytes) -> str:
-    """Return the full name of the first message of the last file."""
     found = message_at(file_of(files), (0,))
     if found is None:
         raise SchemaError("the registry's Protobuf schema has no message", what_to_do="register one with it")

@@ -60,9 +60,6 @@ class CodecError(ValueError):
 
 @dataclass(frozen=True)
 class SliceResult:
-    """The result of reading a slice."""
-
-    #: A row for each record.
     rows: pa.Array
     #: For each record, if its row is proven to be right. The other rows are ignored.
     are_proven: pa.Array
@@ -104,7 +101,6 @@ class Writer(ABC):
 
 
 def write_values(writer: Writer, rows: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the bytes of each row, and the reasons of rows that could not be written."""
     written, reasons = _each(_make_converter(writer), rows.to_pylist())
     return pa.array(written, pa.binary()), pa.array(reasons, pa.string())
 
@@ -137,7 +133,6 @@ class SliceReader:
     reader: Reader
 
     def read(self, values: pa.Array) -> pa.Array:
-        """Return a struct for each value: what was read, and the reason if it is bad."""
         at_once = _make_slice_converter(self.reader)
 
         def complete(part: pa.Array) -> pa.Array | None:
@@ -181,7 +176,6 @@ class SliceReader:
 
 
 def _mask_nulls(values: pa.Array, rows: pa.Array) -> pa.Array:
-    """Return rows with nulls where the values are null."""
     if not values.null_count:
         return rows
     parts = [rows.field(at) for at in range(rows.type.num_fields)]
@@ -205,8 +199,6 @@ def _each(do: Callable[[Any], Any], values: list[Any]) -> tuple[list[Any], list[
 
 @dataclass(frozen=True)
 class ConvertingReader(PartReader):
-    """Reads keys or values by a converter."""
-
     reader: Reader
 
     def read(self, values: pa.Array, time_zone: str) -> tuple[pa.Array, pa.Array]:
@@ -218,8 +210,6 @@ class ConvertingReader(PartReader):
 
 @dataclass(frozen=True)
 class ConvertingWriter(PartWriter):
-    """Writes keys or values by a converter."""
-
     writer: Writer
 
     @property
@@ -236,8 +226,6 @@ class ConvertingWriter(PartWriter):
 
 @dataclass
 class SchemaDifference:
-    """Paths of fields in which a writer's schema differs from a reader's."""
-
     #: Fields that the reader's schema lacks.
     left_out: list[str] = field(default_factory=list)
     #: Fields whose values the reader would read as other values.
@@ -245,7 +233,6 @@ class SchemaDifference:
 
 
 def check_difference(writer: RegistrySchema, found: SchemaDifference, policy: OnSchemaChange) -> None:
-    """Raise an error for a writer's schema that the policy refuses."""
     if found.other:
         raise SchemaError(
             f"records were written with {writer.name}, whose types differ from those of the source's schema",

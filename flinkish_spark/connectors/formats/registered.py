@@ -96,7 +96,6 @@ class RegisteredFormat(Format):
         return self._make_reader(part, schema)
 
     def _prefix(self, schema: T.StructType, topics: Sequence[str], part: str) -> bytes:
-        """Return the bytes before each record; with a registry this registers the schema."""
         if self.registry is None:
             return b""
         client, (written, record) = client_of(self.registry), self._find_written(schema)

@@ -160,8 +160,6 @@ class NoSuchSchema(LookupError):
 
 @dataclass(frozen=True)
 class RegistrySchema:
-    """A schema of a registry, with all schemas that it refers to."""
-
     kind: str
     text: str
     #: Names and texts of the schemas that it refers to, directly or not; each comes after those that it

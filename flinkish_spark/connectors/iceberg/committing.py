@@ -40,7 +40,6 @@ class IcebergCommitter(Committer):
         self._tables = IcebergTables(sink.name, sink.properties)
         #: The newest checkpoint that this object itself has committed.
         self._own: CheckpointId | None = None
-        #: Files that are durable already.
         self._durable: set[str] = set()
 
     def commit(self, checkpoint: CheckpointId, committables: Sequence[Committable]) -> Sequence[CommitAnswer]:
@@ -164,7 +163,6 @@ class IcebergCommitter(Committer):
         return f"the table {self._sink.table} is gone" if table is None else _why_lost(table, [payload])
 
     def sweep(self, kept: Sequence[Committable], running_blocks: Callable[[], frozenset[int]]) -> int:
-        """Delete folders that were staged and that no commit needs."""
         table = self._tables.find(self._sink.name)
         if table is None:
             return 0
@@ -244,7 +242,6 @@ def _find_folders(table: Table, staged: Staged) -> Iterator[tuple[str, StagedFol
 
 
 def _why_lost(table: Table, staged: Staged) -> str:
-    """Return why staged files cannot be committed to a table any more; empty if they can."""
     for one in staged:
         if one["table_uuid"] != str(table.metadata.table_uuid):
             return "it is another table than the one that the rows were staged for"

@@ -50,7 +50,6 @@ class LiveFiles:
         return cls(tuple(zip(found, entries, strict=True)))
 
     def data(self) -> Iterator[ManifestEntry]:
-        """Yield the entries of data files."""
         return self._entries(ManifestContent.DATA)
 
     def _entries(self, content: ManifestContent) -> Iterator[ManifestEntry]:
@@ -68,7 +67,6 @@ class LiveFiles:
         return index
 
     def deletes_of(self, entry: ManifestEntry) -> Collection[DataFile]:
-        """Return the files with positions of rows that are deleted in a data file."""
         file = entry.data_file
         return self._deletes.for_data_file(entry.sequence_number or 0, file, partition_key=file.partition)
 
@@ -83,7 +81,6 @@ class TableChange:
 
 
 def find_deleted(io: PyArrowFileIO, path: str, deletes: Collection[DataFile]) -> np.ndarray[Any, Any]:
-    """Return the places of deleted rows in a data file."""
     task = FileScanTask(DataFile.from_args(file_path=path), set(deletes))
     found = _read_all_delete_files(io, [task]).get(path, [])
     return np.concatenate([np.empty(0, np.int64), *(one.to_numpy() for one in found)])

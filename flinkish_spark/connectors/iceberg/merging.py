@@ -75,7 +75,6 @@ def plan_change(table: Table, staged: Staged) -> TableChange:
 
 
 def why_no_change(table: Table, branch: str, mode: WriteMode) -> str:
-    """Return why a mode cannot replace rows of a branch; empty if it can."""
     snapshot = table.metadata.snapshot_by_name(branch)
     if snapshot is None or isinstance(mode, Append):
         return ""

@@ -54,7 +54,6 @@ NEWEST_FORMAT = 2
 
 
 def why_no_type(path: str, kind: T.DataType) -> str:
-    """Return why Iceberg has no type for that of a field; empty if it has one."""
     if isinstance(kind, T.StructType):
         return next(filter(None, (why_no_type(f"{path}.{one.name}", one.dataType) for one in kind)), "")
     if isinstance(kind, T.ArrayType):
@@ -69,7 +68,6 @@ def why_no_type(path: str, kind: T.DataType) -> str:
 
 
 def why_no_match(stream: T.StructType, table: Schema) -> str:
-    """Return why a table cannot hold the records of a stream; empty if it can."""
     found = (why_no_type(one.name, one.dataType) for one in stream)
     return next(filter(None, found), "") or _why_no_struct("", stream, table.as_struct())
 
@@ -152,7 +150,6 @@ def why_stale(table: TableMetadata, schema_id: int, spec_id: int, columns: Seque
 
 
 def list_field_ids(stream: T.DataType, table: IcebergType) -> Iterator[int]:
-    """Yield the ids of a table's fields that a stream has, at any depth."""
     if isinstance(stream, T.StructType) and isinstance(table, StructType):
         for one in table.fields:
             if one.name in stream.names:
@@ -171,7 +168,6 @@ def new_schema(stream: T.StructType) -> pa.Schema:
 
 
 def find_null(rows: pa.Table | pa.RecordBatch, schema: Schema) -> tuple[str, int] | None:
-    """Return a required field that is null in a row, and the row; None if there is none."""
     for one in schema.fields:
         position = rows.schema.get_field_index(one.name)
         if position < 0:
@@ -193,7 +189,6 @@ def find_null(rows: pa.Table | pa.RecordBatch, schema: Schema) -> tuple[str, int
 
 
 def _null_path(column: Any, field: NestedField) -> str:
-    """Return the path of a required field that is null somewhere in a column; empty if there is none."""
     if field.required and column.null_count:
         return field.name
     chunks: Iterable[pa.Array] = column.chunks if isinstance(column, pa.ChunkedArray) else (column,)
@@ -246,7 +241,6 @@ _SPARK_TYPES: dict[type[IcebergType], T.DataType] = {
 
 
 def spark_schema(schema: Schema, table: str) -> T.StructType:
-    """Return the fields of a table's rows; raise ConfigError for a type that Spark has not."""
     return T.StructType([_spark_field(table, one.name, one) for one in schema.fields])
 
 

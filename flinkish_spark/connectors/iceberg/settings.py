@@ -37,8 +37,6 @@ BRANCH = Annotated[str, TextPattern(r"[^\s]+", "the name of a branch")]
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table in a catalog: the catalog's name, and that of the table in it."""
-
     catalog: str
     #: One namespace or several, and the table.
     path: tuple[str, ...]
@@ -54,8 +52,6 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class PartitionTransform:
-    """A partition field of a new table."""
-
     column: str
     #: As Iceberg writes it: ``day``, ``bucket[16]``.
     transform: str

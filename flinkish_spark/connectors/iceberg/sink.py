@@ -128,7 +128,6 @@ class IcebergSink(IcebergSinkSettings, Sink):
 
 
 def _check_order(sink: IcebergSinkSettings, mode: Upsert, context: SinkContext) -> None:
-    """Refuse keys and a sequence that Iceberg cannot compare."""
     from flinkish_spark.connectors.iceberg.schemas import why_no_type
 
     schema = context.schema
@@ -143,7 +142,6 @@ def _check_order(sink: IcebergSinkSettings, mode: Upsert, context: SinkContext) 
 
 
 def check_table(sink: IcebergSinkSettings, uid: str, table: Table | None, stream: T.StructType) -> Table:
-    """Return the table if it takes a stream."""
     from flinkish_spark.connectors.iceberg.schemas import is_partitioned, why_no_match, why_not_written
 
     if table is None:

@@ -89,7 +89,6 @@ class IcebergTables:
         return redact(text, self._given, self._properties, *self._others, self._store)
 
     def find(self, name: TableName) -> Table | None:
-        """Return a table as it is now; None if there is none."""
         with self.translate_errors(f"the table {name} cannot be loaded"):
             try:
                 table = self._catalog.load_table(name.path)
@@ -106,7 +105,6 @@ class IcebergTables:
         partition_by: Sequence[PartitionTransform],
         properties: Mapping[str, str],
     ) -> None:
-        """Create a table with the fields of a stream, unless it is there."""
         with self.translate_errors(f"the table {name} cannot be created"):
             try:
                 creation = self._catalog.create_table_transaction(

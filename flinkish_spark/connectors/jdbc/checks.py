@@ -11,6 +11,7 @@ from flinkish_spark.connectors.jdbc.database import Database
 from flinkish_spark.connectors.jdbc.dialect import ColumnInfo, Session, WriteMode
 from flinkish_spark.connectors.jdbc.settings import JdbcSettings
 from flinkish_spark.connectors.jdbc.types import is_supported
+from flinkish_spark.connectors.plain_formats import find_field
 from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.errors import SchemaError
 
@@ -58,12 +59,8 @@ class Checks:
 
     def _check_stream(self) -> None:
         settings, schema = self._settings, self._context.schema
-        for name in (*settings.key, *filter(None, [settings.deletes_by])):
-            if name not in schema.names:
-                raise SchemaError(
-                    f"{self._where} names the column '{name}', which its stream does not have",
-                    what_to_do=f"choose from {', '.join(schema.names)}",
-                )
+        for name in settings.key:
+            find_field(schema, name, f"key of {self._where}")
         for declared in schema.fields:
             if not is_supported(declared.dataType):
                 raise SchemaError(
@@ -80,17 +77,10 @@ class Checks:
                     why="it is stored as JSON, which databases do not compare as a key",
                     what_to_do="choose columns of scalar types",
                 )
-        said = (
-            ("delete_when", settings.delete_when, T.BooleanType),
-            ("row_kind", settings.row_kind, T.StringType),
-        )
-        for setting, column, kind in said:
-            if column and not isinstance(schema[column].dataType, kind):
-                raise SchemaError(
-                    f"{setting} of {self._where} names the column '{column}', whose type is not "
-                    f"{kind().simpleString().upper()}",
-                    what_to_do="compute a column of that type with transform(...)",
-                )
+        if settings.delete_when:
+            find_field(schema, settings.delete_when, f"delete_when of {self._where}", ("boolean",))
+        if settings.row_kind:
+            find_field(schema, settings.row_kind, f"row_kind of {self._where}", ("string",))
         if not settings.target(schema).columns:
             raise SchemaError(f"{self._where} has no column to write", what_to_do="add fields to its stream")
 

@@ -50,17 +50,13 @@ _MOST_REASON = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A record as a change of the table."""
-
     batch: pa.RecordBatch
     index: int
     #: Number of the record in its checkpoint, from 0.
     position: int
     #: Records with equal keys must keep their order.
     key: Params
-    #: Values of the table's columns.
     params: Params
-    #: If the change deletes the row with its key.
     deletes: bool
 
 
@@ -73,8 +69,6 @@ class _EarlierRecordCounts(Exception):
 
 
 class CheckpointWrite:
-    """Writes the rows of one checkpoint, within its transaction."""
-
     # The result is the same as if the records had been written one by one, ordered by micro-batch, task, and
     # the task's own order. First the whole checkpoint is tried, all or nothing:
     #

@@ -81,7 +81,6 @@ class ColumnInfo:
     must_be_given: bool
     #: If a null is always refused: no trigger or rule could replace it.
     refuses_null: bool = False
-    #: If its type is an enum of PostgreSQL.
     is_enum: bool = False
     #: If the database computes its values.
     is_generated: bool = False
@@ -180,7 +179,6 @@ class Session:
 class Dialect(ABC):
     """One kind of database. Stateless; its statements are for :class:`Session`."""
 
-    #: The name in a JDBC URL.
     name: str
     #: The marker of a parameter in SQL.
     marker: str
@@ -222,7 +220,6 @@ class Dialect(ABC):
         return " ".join(str(error).split()) or type(error).__name__
 
     def quote(self, identifier: str) -> str:
-        """Return an identifier quoted for SQL."""
         size = len(identifier.encode())
         if not identifier or "\0" in identifier or size > self._longest_identifier_bytes:
             raise ConfigError(
@@ -330,7 +327,6 @@ class Dialect(ABC):
         session.run(f"SELECT 1 FROM {self.table(table)} WHERE 1 = 0")
 
     def type_for(self, data_type: T.DataType, *, in_key: bool) -> str:
-        """Return the column type for a supported Spark type."""
         if isinstance(data_type, T.DecimalType):
             return f"{self.decimal}({data_type.precision}, {data_type.scale})"
         return self.types[type(data_type)]
@@ -364,7 +360,6 @@ class Dialect(ABC):
         return {name: check for name, check in found.items() if check is not None}
 
     def has_zero_bytes(self, arrow_type: pa.DataType, column_type: str) -> bool:
-        """Return if a column can store texts with a zero byte."""
         return True
 
     def encoder(self, arrow_type: pa.DataType) -> Callable[[Any], Any] | None:
@@ -447,7 +442,6 @@ def parameters(
     dialect: Dialect,
     checks: Mapping[str, Callable[[str], str]],
 ) -> list[tuple[Any, ...]]:
-    """Return the rows of a batch as parameters, in the order of `columns`."""
     if not columns:
         return [()] * batch.num_rows
     encoded = []
@@ -468,7 +462,6 @@ def to_text(value: Any) -> str:
 
 
 def record_json(batch: pa.RecordBatch, row: int, columns: Sequence[str] | None = None) -> str:
-    """Return a row as a JSON object, with all or some columns."""
     record = {}
     for name in batch.schema.names if columns is None else columns:
         column = batch.column(batch.schema.get_field_index(name))

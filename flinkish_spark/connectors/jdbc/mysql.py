@@ -174,7 +174,6 @@ class MySql(Dialect):
         return super().reason(error)
 
     def quote(self, identifier: str) -> str:
-        """Return an identifier quoted for SQL; raise ConfigError for one that MySQL cuts or refuses."""
         is_beyond = any(ord(letter) > _LAST_LETTER for letter in identifier)
         if is_beyond or len(identifier) > _LONGEST_NAME or identifier != identifier.rstrip():
             raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,7 @@ from flinkish_spark.connectors.jdbc.sqlite import Sqlite
 from flinkish_spark.contracts.sink import SinkContext
 from flinkish_spark.core.changelogs import RETRACTIONS, RowKind
 from flinkish_spark.core.formats import OnBadRecord
-from flinkish_spark.core.secrets import Secret
+from flinkish_spark.core.secrets import secret_of
 from flinkish_spark.protocol.ids import CheckpointId
 
 #: Longest part of a record that an error message shows.
@@ -104,7 +104,6 @@ class RecordCheck:
     target: Target
     #: The column that says which records delete; of those only the key is checked.
     delete_when: str
-    #: The table's columns, if they are known.
     columns: tuple[ColumnInfo, ...] = ()
 
     @cached_property
@@ -173,36 +172,25 @@ def why_no_kind(column: str) -> str:
 DIALECTS: dict[str, Dialect] = {one.name: one for one in (Postgres(), Sqlite(), MySql())}
 
 
-@dataclass(frozen=True, slots=True)
 class JdbcSettings:
-    """Validated settings of a :class:`~flinkish_spark.connectors.jdbc.sink.JdbcSink`."""
+    """The settings of a sink, whose module is above this one, with its URL and names parsed."""
 
-    url: JdbcUrl
-    user: str
-    secret: Secret = field(repr=False)
-    timeout_ms: int
-    table_name: TableName
-    key: tuple[str, ...]
-    mode: WriteMode
-    delete_when: str
-    creates_table: bool
-    control_table: TableName
-    on_refused: RefusedPolicy
-    row_kind: str
-
-    @property
-    def deletes_by(self) -> str:
-        """The column that says which records delete; empty for none. It is not written to the table."""
-        return self.delete_when or self.row_kind
-
-    @property
-    def dialect(self) -> Dialect:
-        return DIALECTS[self.url.system]
-
-    @property
-    def tables(self) -> tuple[TableName, ...]:
-        letters = (self.on_refused.name,) if isinstance(self.on_refused, DeadLetterTable) else ()
-        return (self.table_name, self.control_table, *letters)
+    def __init__(self, sink: Any) -> None:
+        self.url, self.secret = JdbcUrl.parse(sink.url), secret_of(sink.password)
+        self.dialect = DIALECTS[self.url.system]
+        self.user: str = sink.user
+        self.timeout_ms: int = sink.timeout_ms
+        self.table_name, self.control_table = TableName.parse(sink.table), TableName.parse(sink.control_table)
+        self.key: tuple[str, ...] = sink.key
+        self.mode = WriteMode(sink.mode)
+        self.on_refused: RefusedPolicy = sink.on_refused
+        letters = (sink.on_refused.name,) if isinstance(sink.on_refused, DeadLetterTable) else ()
+        self.tables = (self.table_name, self.control_table, *letters)
+        self.creates_table: bool = sink.create_table
+        self.delete_when: str = sink.delete_when
+        self.row_kind: str = sink.row_kind
+        #: The column that says which records delete; empty for none. It is not written to the table.
+        self.deletes_by = self.delete_when or self.row_kind
 
     def connect(self) -> Any:
         return self.dialect.connect(Login(self.url, self.user, self.secret.read(), self.timeout_ms))
@@ -222,7 +210,6 @@ class JdbcSettings:
         return Target(self.table_name, columns, self.key, self.mode)
 
     def create_tables(self, session: Session, schema: T.StructType) -> None:
-        """Create the missing tables that may be created."""
         # The target is last: MySQL commits each CREATE TABLE, and the right to create another may be missing.
         for name in (*self.tables[1:], self.table_name):
             # Some databases require the right to create tables even if the table exists.

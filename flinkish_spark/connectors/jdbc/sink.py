@@ -122,20 +122,7 @@ class JdbcSink(BufferedSink):
     @property
     def settings(self) -> JdbcSettings:
         """The validated settings."""
-        return JdbcSettings(
-            JdbcUrl.parse(self.url),
-            self.user,
-            secret_of(self.password),
-            self.timeout_ms,
-            TableName.parse(self.table),
-            self.key,
-            WriteMode(self.mode),
-            self.delete_when,
-            self.create_table,
-            TableName.parse(self.control_table),
-            self.on_refused,
-            self.row_kind,
-        )
+        return JdbcSettings(self)
 
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the table as a dataset, with the database's default schema if none is named."""

@@ -11,7 +11,6 @@ from pyspark.sql import types as T
 from flinkish_spark.types.hints import parts_of
 
 _TYPE = re.compile(r"([a-z][a-z0-9_ ]*?)\s*(?:\((\d+)(?:\s*,\s*(-?\d+))?\))?(\s+[a-z ]+)?")
-#: Bits of Spark's integer types.
 INTEGER_BITS: dict[type[T.DataType], int] = {
     T.ByteType: 8,
     T.ShortType: 16,
@@ -54,7 +53,6 @@ def why_decimal_unfit(data_type: T.DecimalType, column: SqlType) -> str:
 
 
 def why_integer_unfit(data_type: T.DataType, column: SqlType, bits: int | None) -> str:
-    """Return why an integer or NUMERIC column cannot hold an integer type."""
     needed = INTEGER_BITS[type(data_type)]
     if bits is not None:
         return "" if bits >= needed else f"it has {needed} bits"

@@ -39,11 +39,7 @@ from flinkish_spark.connectors.kafka.client.shared_transaction import (
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable
 from flinkish_spark.connectors.kafka.record_encoder import KEY, PARTITION, TOPIC
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings
-from flinkish_spark.connectors.kafka.writer import (
-    KafkaSinkCommittable,
-    KafkaWriter,
-    make_ticket_name,
-)
+from flinkish_spark.connectors.kafka.writer import KafkaSinkCommittable, KafkaWriter, make_ticket_name
 from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.config import CheckpointingMode
 from flinkish_spark.core.errors import AuthorizationError, ConfigError
@@ -93,7 +89,6 @@ def check_atomic(sink: KafkaSinkSettings, spark: SparkSession, wire: KafkaWire, 
 class Owners:
     """Assignment of Kafka partitions to tasks; exactly one task writes each partition."""
 
-    #: Number of partitions of each topic.
     partitions: Mapping[str, int]
     #: Topic of records that name none.
     default_topic: str

@@ -153,7 +153,5 @@ def read_topic_retention(
     }
 
 
-#: Name of the column with a record's headers.
 HEADERS = "headers"
-#: Spark type of that column.
 HEADERS_TYPE = "array<struct<key:string,value:binary>>"

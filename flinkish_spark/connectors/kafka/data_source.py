@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 FORMAT_NAME = "flinkish-kafka"
 #: Session setting: pattern for names of options whose values Spark redacts.
 _REDACTION = "spark.sql.redaction.options.regex"
-#: Spark's default of that setting.
 _BY_DEFAULT = "(?i)url"
 #: Names of secret options; a private key may be an option's value (KIP-651).
 _SECRETS = r"(?i)ssl\.keystore\.key|sasl\.jaas\.config|password"

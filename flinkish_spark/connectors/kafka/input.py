@@ -74,7 +74,6 @@ class KafkaInput(Source):
 
     @property
     def letters(self) -> str:
-        """The dead-letter topic; empty for none."""
         return "" if self.decoding is None else self.decoding.letter_topic
 
     @property
@@ -165,7 +164,6 @@ class KafkaInput(Source):
         note: str = "",
         direction: OffsetDirection = OffsetDirection.FORWARD_ONLY,
     ) -> bool:
-        """Store the group's offsets with a note; return True if they were stored."""
         return bool(self.group_id) and self._group_patience.try_store(
             self.group_id, lambda: store_offsets(self._admin, self.group_id, offsets, direction, note)
         )

@@ -155,7 +155,6 @@ def _list_named(
 
 
 def _handle(payload: Mapping[str, Any]) -> Handle | None:
-    """Return the handle in a Kafka sink's payload; None for other sinks."""
     if "transactional_id" not in payload:
         return None
     name, producer_id, epoch = map(payload.get, ("transactional_id", "producer_id", "producer_epoch"))

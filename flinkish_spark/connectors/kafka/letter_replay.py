@@ -282,7 +282,6 @@ class _Transactions:
         self._outbox.post(places)
 
     def commit(self, group: str, offsets: Mapping[Place, int], note: str) -> None:
-        """Commit the sent records together with the group's offsets."""
         self._outbox.drain()
         self._is_open = True
         self.session.commit_offsets(group, offsets, note)

@@ -16,10 +16,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from flinkish_spark.connectors.kafka.client.admin import (
-    PREFLIGHT_TIMEOUT_MS,
-    KafkaAdmin,
-)
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
@@ -27,7 +24,7 @@ from flinkish_spark.connectors.kafka.client.producer import StagedTransaction
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
 from flinkish_spark.connectors.kafka.client.transactions import KafkaCommittable, TransactionClient
 from flinkish_spark.contracts.manifest import Manifest, ManifestContext, ManifestWriter
-from flinkish_spark.contracts.sink import another_timeline
+from flinkish_spark.contracts.sink import require_ours
 from flinkish_spark.core.errors import EnvironmentFault, InternalError
 from flinkish_spark.core.fields import Name, check_fields
 from flinkish_spark.core.store import CreateResult, SealedObjects
@@ -116,9 +113,8 @@ class _KafkaManifestWriter(ManifestWriter):
 
     def _write(self, record: ManifestRecord) -> CommitAnswer:
         found, ours = self._marks.newest(), self._context.timeline.mark_of(record.checkpoint)
-        why = "" if found is None else self._context.timeline.why_not_ours(found, record.checkpoint)
-        if found is not None and why:
-            raise another_timeline("the manifest", found, record.checkpoint, why)
+        if found is not None:
+            require_ours(self._context.timeline, "the manifest", found, record.checkpoint)
         if found != ours:
             # This order matters: an older copy of the directory must not repeat a visible record.
             self._marks.leave(ours)

@@ -41,7 +41,6 @@ def clear_missing_times(times: pa.Array) -> pa.Array:
 
 
 def to_milliseconds(records: pa.RecordBatch) -> pa.Array:
-    """Return the times of records in milliseconds since 1970."""
     return pc.divide(clear_missing_times(records.column("timestamp")).view(pa.int64()), 1_000)
 
 

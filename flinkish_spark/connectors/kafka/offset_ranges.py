@@ -16,13 +16,10 @@ Offsets = Mapping[Place, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Range:
-    """Offsets of one partition from `start` to before `end`."""
-
     topic: str
     partition: int
     start: int
     end: int
-    #: Whether it is the last range of its partition in the micro-batch.
     is_last: bool = True
 
     @property
@@ -52,7 +49,6 @@ def count_available(start: Offsets, end: Offsets) -> int:
 def split_ranges(
     ranges: Sequence[Range], *, min_partitions: int | None, max_per_partition: int | None
 ) -> tuple[Range, ...]:
-    """Split ranges into about `min_partitions`, none larger than `max_per_partition`."""
     # Keep empty ranges: the last range of every partition carries its barrier.
     counts = {r: 1 for r in ranges}
     if max_per_partition is not None:

@@ -35,7 +35,6 @@ class ReadRanges:
     topics: tuple[str, ...]
     #: Ending offsets; a partition without one yields nothing. None if no partition ends.
     ends: Mapping[Place, int] | None
-    #: Names of the metadata columns.
     metadata: tuple[str, ...]
     #: Further columns of a record to keep.
     beside: tuple[str, ...] = ()

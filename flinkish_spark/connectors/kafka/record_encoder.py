@@ -55,8 +55,6 @@ def check_columns(sink: KafkaSinkSettings, schema: T.StructType, uid: str) -> No
 
 
 class _NullWriter(PartWriter):
-    """Writes no key."""
-
     def write(self, records: pa.RecordBatch) -> EncodedColumn:
         return EncodedColumn(pa.nulls(records.num_rows, pa.binary()))
 
@@ -96,7 +94,6 @@ class RecordEncoder:
         )
 
     def spark_columns(self) -> dict[str, Column]:
-        """Return the columns that the encoding pass gets: fields, and columns that Spark computes."""
         # The dead letter of a record that does not fit has all of its fields.
         of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
@@ -114,13 +111,11 @@ class RecordEncoder:
         return not computed and not any(has_intervals(one.dataType) for one in self.fields)
 
     def find_input_types(self, names: Iterable[str]) -> T.StructType:
-        """Return the types of the encoding pass's input columns."""
         computed = self.key.spark_column_types() | self.value.spark_column_types()
         kinds = {one.name: replace_months(one.dataType, T.IntegerType()) for one in self.fields} | computed
         return T.StructType([T.StructField(name, kinds[name]) for name in names])
 
     def schema(self) -> T.StructType:
-        """Return the columns of encoded records."""
         kinds: dict[str, T.DataType] = {KEY: T.BinaryType(), VALUE: T.BinaryType(), TOPIC: T.StringType()}
         if self.partition:
             kinds[PARTITION] = T.IntegerType()
@@ -202,7 +197,6 @@ def _may_lack_names(headers: T.StructField) -> bool:
 
 
 def _to_header_lists(column: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-    """Return headers as lists, and the reason if a row has invalid ones."""
     rows, first, last = _find_rows(column)
     if pa.types.is_map(column.type):
         names, values = column.keys.slice(first, last - first), column.items.slice(first, last - first)
@@ -234,7 +228,6 @@ def _make_lists(
     are_kept: pa.Array,
     mask: pa.Array | None = None,
 ) -> pa.Array:
-    """Build each row's list of headers from those of its names and values that are kept."""
     counts = np.bincount(rows[are_kept.to_numpy(zero_copy_only=False)], minlength=size)
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     kind = arrow_type(_HEADERS)
@@ -252,7 +245,6 @@ class EncodeRecords:
     """Encodes records over their columns. For mapInArrow it passes control columns through."""
 
     encoder: RecordEncoder
-    #: The columns that the encoder reads.
     names: tuple[str, ...]
 
     def columns(self) -> T.StructType:

@@ -37,17 +37,12 @@ from flinkish_spark.worker.daemon import freeze_modules
 
 @dataclass(frozen=True)
 class Decoding:
-    """How a source decodes its records: formats of value and key, metadata, tombstones."""
-
     #: The format of values, with the policy for bad records.
     value: Format | Changes
-    #: Names of the metadata columns.
     metadata: tuple[str, ...] = ()
     #: The format of keys; None if keys are not decoded.
     key: Format | None = None
-    #: Prefix of the names of a key's fields.
     key_fields_prefix: str = ""
-    #: Policy for records without a value.
     tombstones: OnTombstone = OnTombstone.REFUSE
 
     def __post_init__(self) -> None:
@@ -96,14 +91,12 @@ class Decoding:
     def _make_value_reader(
         self, reader_of: Callable[[Format], PartReader | None]
     ) -> tuple[PartReader | None, Changelog | None]:
-        """Return the reader of values, and their changelog; None for a reader that is not known yet."""
         if not isinstance(self.value, Changes):
             return reader_of(self.value), None
         reader = reader_of(self.value.make_format(self._of_value))
         return reader, None if reader is None else self.value.make_changelog(reader.fields, self._of_value)
 
     def fields_of(self, key: PartReader | None) -> T.StructType:
-        """Return a key's fields under their names in the stream."""
         fields, prefix = () if key is None else key.fields, self.key_fields_prefix
         return T.StructType([T.StructField(prefix + one.name, one.dataType) for one in fields])
 
@@ -144,7 +137,6 @@ def make_decoding(
     key_fields_prefix: str,
     tombstones: OnTombstone | None,
 ) -> Decoding | None:
-    """Make the decoding from a source's arguments; None if records are not decoded."""
     is_raw = isinstance(value, Raw)
     if value is None or (is_raw and key is None):
         told = {"key": key, "tombstones": tombstones, "key_fields_prefix": key_fields_prefix or None}
@@ -164,8 +156,6 @@ _KEEPING = (OnTombstone.KEEP, OnTombstone.DELETE)
 
 @dataclass(frozen=True)
 class Deserializer:
-    """Decodes records to rows by a :class:`Decoding` whose columns are known."""
-
     decoding: Decoding
     #: Reads the key; None if keys are not decoded.
     key: PartReader | None
@@ -175,7 +165,6 @@ class Deserializer:
 
     @property
     def fields(self) -> T.StructType:
-        """Fields of the stream: those that only the key has, then those of the value."""
         values = self.value.fields if self.changelog is None else self.changelog.fields
         keys = self.decoding.fields_of(self.key)
         return T.StructType([*(one for one in keys if one.name not in values.names), *values])
@@ -303,7 +292,6 @@ class RecordParts:
 
 
 def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-    """Split a batch into records and control rows (None if it has none), which have no topic."""
     topics = batch.column("topic")
     if C.KIND not in batch.schema.names or not topics.null_count:
         return batch, None
@@ -311,7 +299,6 @@ def _split_control(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatc
 
 
 def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
-    """Raise an error for the first bad record, if there is one."""
     if reasons.null_count == len(reasons):
         return
     at = reasons.is_valid().index(True).as_py()
@@ -321,8 +308,6 @@ def refuse(records: pa.RecordBatch, reasons: pa.Array) -> None:
 
 @dataclass(frozen=True)
 class DecodeRecords:
-    """Function for mapInArrow: decodes records and applies the policy for bad ones."""
-
     parts: RecordParts
     policy: BadRecordPolicy
     #: Input columns to keep beside the fields.

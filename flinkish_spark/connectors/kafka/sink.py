@@ -13,20 +13,13 @@ from dataclasses import dataclass
 from pyspark.sql import SparkSession
 
 from flinkish_spark.connectors.kafka.atomic import AtomicWriter, check_atomic
-from flinkish_spark.connectors.kafka.client.admin import (
-    PREFLIGHT_TIMEOUT_MS,
-    KafkaAdmin,
-    warn_of_old_times,
-)
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, warn_of_old_times
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.client import KafkaWire
 from flinkish_spark.connectors.kafka.client.codecs import require_codec
 from flinkish_spark.connectors.kafka.client.marks import KafkaMarks
 from flinkish_spark.connectors.kafka.client.produce import ProduceClient
-from flinkish_spark.connectors.kafka.client.settings import (
-    DeliveryGuarantee,
-    ProducerSettings,
-)
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, ProducerSettings
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.connectors.kafka.record_encoder import check_columns
 from flinkish_spark.connectors.kafka.sink_settings import KafkaSinkSettings

@@ -12,11 +12,7 @@ from pyspark.sql import types as T
 
 from flinkish_spark.connectors.kafka.client.barriers import BarrierRecords
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
-from flinkish_spark.connectors.kafka.client.settings import (
-    DeliveryGuarantee,
-    ProducerSettings,
-    RecordHeaders,
-)
+from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, ProducerSettings, RecordHeaders
 from flinkish_spark.connectors.plain_formats import Json, Raw
 from flinkish_spark.contracts.format import FORMATS, Format
 from flinkish_spark.core.errors import ConfigError
@@ -29,7 +25,6 @@ from flinkish_spark.protocol.durations import Milliseconds
 DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
 #: Prefix of the headers that the sink writes itself.
 _OUR_HEADERS = "flinkish-"
-#: Producer settings that the sink sets itself.
 _OWN = frozenset(
     {
         "bootstrap.servers",
@@ -138,14 +133,12 @@ class KafkaSinkSettings:
 
     @property
     def key_format(self) -> Format | None:
-        """Format of the key; None for no key."""
         if isinstance(self.key, str):
             return Raw(self.key) if self.key else None
         return self.key
 
     @property
     def formats(self) -> list[tuple[str, Format]]:
-        """The parts of a record that this sink writes, with their formats."""
         key = self.key_format
         return [*([] if key is None else [("key", key)]), ("value", self.value)]
 
@@ -159,7 +152,6 @@ class KafkaSinkSettings:
 
     @property
     def data_topics(self) -> tuple[str, ...]:
-        """The topics of the sink's records, without those of dead letters."""
         return tuple(dict.fromkeys((self.topic, *self.other_topics)))
 
     @property
@@ -168,7 +160,6 @@ class KafkaSinkSettings:
 
     @property
     def dead_letter_topics(self) -> tuple[str, ...]:
-        """The topics of dead letters."""
         return tuple(dict.fromkeys(one.topic for one in self._policies if isinstance(one, DeadLetter)))
 
     @property
@@ -181,5 +172,4 @@ class KafkaSinkSettings:
         return KafkaConnection(self.bootstrap_servers, self.options)
 
     def producer_option(self, name: str) -> str | None:
-        """Return a producer setting by Kafka's name, with or without ``kafka.``; None if it is not set."""
         return self.producer.get(name, self.producer.get(f"kafka.{name}"))

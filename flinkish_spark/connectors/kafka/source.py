@@ -19,11 +19,7 @@ from flinkish_spark.connectors.kafka.checks import (
     find_replaced_topic,
     raise_if_confirmed,
 )
-from flinkish_spark.connectors.kafka.client.admin import (
-    PREFLIGHT_TIMEOUT_MS,
-    KafkaAdmin,
-    OffsetDirection,
-)
+from flinkish_spark.connectors.kafka.client.admin import PREFLIGHT_TIMEOUT_MS, KafkaAdmin, OffsetDirection
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
 from flinkish_spark.connectors.kafka.client.settings import HARMLESS_OPTIONS
 from flinkish_spark.connectors.kafka.client.settings import READER_OPTIONS as CONSUMER_OPTIONS
@@ -78,7 +74,6 @@ _SPLITTING = frozenset({"minpartitions", "maxrecordsperpartition"})
 
 
 def check_reader_options(options: Mapping[str, str]) -> None:
-    """Refuse reader options that are not known to be harmless."""
     known = {name.lower() for name in READER_OPTIONS}
     for name in options:
         bare = name.lower().removeprefix("kafka.")
@@ -206,7 +201,6 @@ class KafkaSource(KafkaInput):
     tombstones: OnTombstone | None = None
 
     kind = "kafka"
-    #: Its uid in the job.
     _uid: ClassVar[str] = ""
     _start: ClassVar[SourceStart | None] = None
     #: Ending offsets, once they are fixed.

@@ -141,7 +141,6 @@ class TopicWatch:
         self._looked_at = float("-inf")
 
     def add_new_partitions(self, begin: Mapping[Place, int], end: Mapping[Place, int]) -> dict[Place, int]:
-        """Add the first offsets of partitions that only `end` has to `begin`."""
         added = sorted(end.keys() - begin.keys())
         if not added:
             return dict(begin)
@@ -166,7 +165,6 @@ class TopicWatch:
         return {place: begin[place] if place in hidden else end for place, end in ends.items()}
 
     def _look(self, begin: Mapping[Place, int]) -> tuple[Mapping[Place, int], tuple[str, ...]]:
-        """Return the ends and the losses."""
         try:
             ends: Mapping[Place, int] = self._finder.latest(self._find_places(self._finder.places))
             losses = self._find_missing(begin, ends, self._find_hidden(begin, ends))

@@ -11,10 +11,7 @@ from typing import TypeVar
 
 from flinkish_spark.connectors.kafka.client.admin import TopicPattern
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection, is_connection_option
-from flinkish_spark.connectors.kafka.client.settings import (
-    INCLUDE_LEADER_EPOCH,
-    ReaderSettings,
-)
+from flinkish_spark.connectors.kafka.client.settings import INCLUDE_LEADER_EPOCH, ReaderSettings
 from flinkish_spark.connectors.rates import RateLimit
 from flinkish_spark.core.errors import ConfigError
 from flinkish_spark.protocol.choices import closest
@@ -71,7 +68,6 @@ _REFUSED = {
 
 
 def check_names(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse unknown options; those with the prefix ``kafka.`` are checked later by their client."""
     # Spark passes option names in lower case.
     spelled = {name.lower(): name for name in (*known, *_OF_SPARK)}
     for name in sorted(options):
@@ -165,8 +161,6 @@ class NoOffsetStrategy(enum.Enum):
 
 
 class BarrierRecordPolicy(enum.Enum):
-    """Policy for barrier records of another job."""
-
     #: Deliver them like any other record.
     DELIVER = "deliver"
     SKIP = "skip"

@@ -58,7 +58,6 @@ SCHEMA = (
     "timestamp TIMESTAMP, timestampType INT"
 )
 HEADERS = ", headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-#: Column of this package.
 LEADER_EPOCH = ", leaderEpoch INT"
 
 
@@ -79,7 +78,6 @@ class KafkaPiece(InputPartition):
 
 
 def make_schema(options: SourceOptions) -> str:
-    """Return the schema of records as DDL."""
     reader = options.reader
     return SCHEMA + HEADERS * reader.include_headers + LEADER_EPOCH * reader.include_leader_epoch
 
@@ -100,7 +98,6 @@ def read_range(options: SourceOptions, wanted: Range) -> Iterator[pa.RecordBatch
 
 
 def _drop_barrier_records(options: SourceOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Drop the barrier records of other jobs."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -329,6 +326,5 @@ class KafkaStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def parse_offset(offset: Mapping[str, Any]) -> tuple[dict[Place, int], int]:
-    """Return the positions and the checkpoint in an offset."""
     topics = {topic: value for topic, value in offset.items() if not topic.startswith(OWN_KEYS)}
     return from_json(topics), int(offset.get(OFFSET_KEY, 0))

@@ -57,13 +57,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class KafkaWork:
-    """Everything that a task needs to write the records of one sink."""
-
     #: Settings of the transaction; to the transactional id the task appends its number and attempt.
     settings: StagingSettings
-    #: Headers that every record gets.
     headers: tuple[tuple[str, bytes], ...]
-    #: Columns of the encoded records.
     columns: tuple[str, ...]
     #: Encodes the rows; None if they are encoded.
     encode: EncodeRecords | None = None

@@ -171,7 +171,6 @@ def deliver(
 
 
 def _leaves_out(mark: BarrierMark, topic: str, gate: InputGate) -> bool:
-    """Return whether a partition of the gate has no barrier of this checkpoint."""
     if gate.settings.mode is AlignmentMode.AT_LEAST_ONCE:
         return False
     # The writer may have learnt an old number of partitions from a broker that lags behind.
@@ -236,7 +235,6 @@ def _add_new_partitions(state: CutState, view: View, settings: AlignmentSettings
 
 
 def _find_next_cut(gate: InputGate, view: View) -> CheckpointId | None:
-    """Return the checkpoint of the next cut: the one being aligned, or else the lowest one ahead."""
     waiting = [alignment.checkpoint for alignment in gate.pending if not alignment.channel_state]
     if waiting:
         return waiting[-1]

@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flinkish_spark.connectors.kafka.offset_ranges import to_json
-from flinkish_spark.core.upstream_cut import (
-    CHANNEL_STATE_KEY,
-    UPSTREAM_KEY,
-    Cut,
-    CutPhase,
-    flatten,
-)
+from flinkish_spark.core.upstream_cut import CHANNEL_STATE_KEY, UPSTREAM_KEY, Cut, CutPhase, flatten
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Place
 from flinkish_spark.protocol.input_gate import AlignmentSettings, InputGate
 from flinkish_spark.protocol.plan_layout import OWN_KEYS

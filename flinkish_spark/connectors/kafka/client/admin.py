@@ -62,8 +62,6 @@ _ACTIVE_MEMBERS = (
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """Metadata and settings of a topic."""
-
     partitions: int
     #: Distinguishes a topic from a later one of the same name; None before Kafka 2.8.
     topic_id: str | None
@@ -76,8 +74,6 @@ class TopicInfo:
 
 
 class OffsetDirection(enum.Enum):
-    """Direction in which a group's offsets may be changed."""
-
     FORWARD_ONLY = "FORWARD_ONLY"
     #: Only for an explicit rewind of the job.
     REWIND = "REWIND"
@@ -150,7 +146,6 @@ class KafkaAdmin(WireClient):
     # that would conclude from an answer that input is lost asks again first.
 
     def topics(self, names: Iterable[str]) -> dict[str, TopicInfo]:
-        """Return the existing ones of the topics `names`; none is created."""
         rows = self._describe(names)
         wanted = (_MAX_MESSAGE_BYTES, _CLEANUP, _RETENTION, *TimeLimits.SETTINGS)
         settings = self.topic_settings([row["name"] for row in rows], wanted)

@@ -38,8 +38,6 @@ from flinkish_spark.types.record_time import Int64s, TimeLimits
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRecords:
-    """Records as columns of one length, with the topics and partitions they name."""
-
     keys: Any
     values: Any
     #: Headers as in :func:`~.batches.encode_batches`; a column is one chunk.
@@ -181,11 +179,9 @@ class Reason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class AdmissionResult:
-    #: Records to write unchanged.
     admitted: OutgoingRecords
     #: Pairs of a dead-letter topic and its letters.
     letters: tuple[tuple[str, OutgoingRecords], ...] = ()
-    #: Number of dropped records.
     dropped: int = 0
 
 
@@ -507,7 +503,6 @@ class StickyPartitioner:
         self._positions: dict[str, tuple[int, int]] = {}
 
     def choose_partitions(self, topic: str, sizes: Int64s, partitions: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return one of `partitions` for each record, given the records' sizes."""
         position, filled = self._positions.get(topic) or (self._start(len(partitions)), 0)
         ends = filled + np.cumsum(sizes)
         runs = (ends - sizes) // self._run_bytes

@@ -54,8 +54,6 @@ class BarrierRecords(Choice):
 
 @dataclass(frozen=True, slots=True)
 class BarrierMark(StoredObject):
-    """The content of a barrier record."""
-
     job: JobUuid
     sink: SinkUid
     #: The upstream checkpoint. Ids rise along a partition and may skip.
@@ -103,8 +101,6 @@ _MOST_BARRIER_BYTES = 4_096
 
 @dataclass(frozen=True, slots=True)
 class SeenBarrier:
-    """A visible barrier record and its offset."""
-
     offset: int
     mark: BarrierMark
 
@@ -171,12 +167,7 @@ class BarrierWriter:
     """Stages the barrier records of one sink at each checkpoint; used by one thread."""
 
     def __init__(
-        self,
-        connection: KafkaConnection,
-        topic: str,
-        job: JobUuid,
-        sink: str,
-        transaction_timeout_ms: int,
+        self, connection: KafkaConnection, topic: str, job: JobUuid, sink: str, transaction_timeout_ms: int
     ) -> None:
         self._connection, self._topic = connection, topic
         self._job, self._sink = job, sink

@@ -57,7 +57,6 @@ _NO_HEADERS = b"\x00"
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
     data: bytes
-    #: Number of records, at least one.
     records: int
     #: Sequence number of its first record.
     base_sequence: int
@@ -271,7 +270,6 @@ def _header_block_sizes(blocks: bytes | Any) -> Int64s:
 def _encode_bodies(
     keys: Any, values: Any, headers: Column | CommonHeaders | None, times: int | Int64s, most_bytes: int
 ) -> Iterator[tuple[memoryview, int, int, int]]:
-    """Yield for each batch its encoded records, their number, and their first and latest timestamp."""
     records = len(keys)
     _check_rows(values, records, "values")
     if np.ndim(times):

@@ -70,7 +70,6 @@ UNKNOWN_PARTITION: int = kafka_errors.UnknownTopicOrPartitionError.errno
 
 
 def describe_code(code: int) -> str:
-    """Return an error code with its name in kafka-python."""
     return f"{code} {kafka_errors.for_code(code).message}"
 
 
@@ -87,8 +86,6 @@ class Isolation(enum.IntEnum):
 
 
 class Handle(NamedTuple):
-    """Handle by which any process can end a transaction."""
-
     transactional_id: str
     producer_id: int
     producer_epoch: int
@@ -121,8 +118,6 @@ class TransactionView:
 
 @dataclass(frozen=True, slots=True)
 class ActiveProducer:
-    """State of a producer at the leader of a partition."""
-
     producer_id: int
     producer_epoch: int
     #: -1 before its first record of this epoch.
@@ -296,10 +291,7 @@ class KafkaWire(ProcessConnection):
     ) -> int:
         """Ask the coordinator once to end a transaction; return its error code, 0 if it did."""
         request = EndTxnRequest(
-            **handle._asdict(),
-            committed=action is EndAction.COMMIT,
-            min_version=version,
-            max_version=version,
+            **handle._asdict(), committed=action is EndAction.COMMIT, min_version=version, max_version=version
         )
         what = f"{action.value.lower()} transaction {handle.transactional_id}"
         return self.ask_coordinator(what, handle.transactional_id, request, connect_within_ms)[0]
@@ -317,8 +309,6 @@ class KafkaWire(ProcessConnection):
     def ask_coordinator(
         self, what: str, transactional_id: str, request: Any, within_ms: int | None
     ) -> tuple[int, Any]:
-        """Send a request to the id's coordinator; return the error code, and the answer if there is one."""
-
         async def body(admin: Any) -> tuple[int, Any]:
             nodes = await _coordinators(admin, [transactional_id])
             answer = await admin._manager.send(request, node_id=nodes[transactional_id])
@@ -397,7 +387,6 @@ class KafkaWire(ProcessConnection):
     def last_sequences(
         self, places: Iterable[Place], producer_id: int, producer_epoch: int
     ) -> dict[Place, int | None]:
-        """Return a producer's last sequence number in each partition; None if its epoch has none."""
         seen: dict[Place, int | None] = {}
         for place, producers in self.producers(places).items():
             mine = [one for one in producers if one.handle == (producer_id, producer_epoch)]
@@ -470,8 +459,6 @@ def ask_until_settled(
 
 
 def make_blocking(body: Callable[[Any], Coroutine[Any, Any, _T]]) -> Callable[[Any], _T]:
-    """Turn a coroutine function of the admin client into a blocking one."""
-
     def run(admin: Any) -> _T:
         result: _T = admin._manager.run(body, admin)
         return result
@@ -535,7 +522,6 @@ class WirePool:
 
     @contextmanager
     def wire(self, connection: KafkaConnection) -> Iterator[KafkaWire]:
-        """Lend a wire for the duration of a with block."""
         wire = self.borrow(connection)
         try:
             yield wire
@@ -543,7 +529,6 @@ class WirePool:
             self.give_back(wire)
 
     def borrow(self, connection: KafkaConnection) -> KafkaWire:
-        """Return an idle wire of an equal `connection`, else a new one; does not connect."""
         with self._idle() as wires:
             newest_first = range(len(wires) - 1, -1, -1)
             at = next((i for i in newest_first if wires[i][0].connection == connection), None)

@@ -416,7 +416,6 @@ def _take_sasl(left: dict[str, str], security_protocol: str) -> dict[str, object
 
 
 def _jaas_options(jaas: str | None, mechanism: str) -> dict[str, str] | None:
-    """Return the options of the JAAS entry; None if it is not the mechanism's."""
     entry = _JAAS.fullmatch(jaas or "")
     # Some distributions move Kafka's classes to another package.
     if entry is None or entry[1].rpartition(".")[2] != _SASL_MODULES[mechanism].rpartition(".")[2]:
@@ -457,7 +456,6 @@ _LEAST_SETUP_MS = 3_000
 
 
 def connect_admin(arguments: Mapping[str, object], servers: str, within_ms: int) -> Any:
-    """Return a kafka-python admin client that has reached a broker."""
     made: list[tuple[KafkaNetClient, _Manager]] = []
 
     def make(**configs: Any) -> KafkaNetClient:

@@ -9,12 +9,7 @@ from typing import Any
 import kafka.errors as kafka_errors
 
 from flinkish_spark.connectors.kafka.client.client import describe_code
-from flinkish_spark.core.errors import (
-    AuthorizationError,
-    BadRecordError,
-    RetriableError,
-    UnavailableError,
-)
+from flinkish_spark.core.errors import AuthorizationError, BadRecordError, RetriableError, UnavailableError
 
 
 class Reaction(enum.Enum):
@@ -28,11 +23,9 @@ class Reaction(enum.Enum):
     CUT = "CUT"
     #: The broker refuses the records themselves.
     BAD_RECORD = "BAD_RECORD"
-    #: The principal lacks a right.
     NOT_AUTHORIZED = "NOT_AUTHORIZED"
     #: Another producer has the transactional id, or the coordinator ended the transaction.
     FENCED = "FENCED"
-    #: Fail the attempt.
     FAIL = "FAIL"
 
 
@@ -84,7 +77,6 @@ CLUSTER_DENIED: int = kafka_errors.ClusterAuthorizationFailedError.errno
 
 
 def find_reaction(code: int) -> Reaction:
-    """Return the reaction to an error code; FAIL if it is not in the table."""
     return _BY_CODE.get(code, Reaction.FAIL)
 
 

@@ -22,13 +22,10 @@ from flinkish_spark.protocol.ids import Place
 
 #: The newest Fetch with topic names; later ones need topic ids.
 _FETCH_VERSION = 12
-#: Kafka's value for no preferred replica.
 NO_REPLICA = -1
 
 
 class Marker(enum.Enum):
-    """Transaction marker in a control batch."""
-
     ABORT = 0
     COMMIT = 1
 
@@ -46,7 +43,7 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class LogSlice:
+class _Slice:
     """Answer to a Fetch of one partition; -1 for an offset that the broker did not send."""
 
     code: int
@@ -55,6 +52,10 @@ class LogSlice:
     high_watermark: int = -1
     #: (producer id, first offset) of the aborted transactions that overlap what was read.
     aborted: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice(_Slice):
     batches: tuple[Batch, ...] = ()
 
 
@@ -74,15 +75,7 @@ class FetchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RawSlice:
-    """Answer for one partition; -1 for an offset that the broker did not send."""
-
-    code: int
-    log_start_offset: int = -1
-    last_stable_offset: int = -1
-    high_watermark: int = -1
-    #: (producer id, first offset) of the aborted transactions that overlap what was read.
-    aborted: tuple[tuple[int, int], ...] = ()
+class RawSlice(_Slice):
     #: Whole batches and maybe an incomplete last one; the first may begin before the requested offset.
     records: bytes = b""
     #: The broker to which the leader redirects the reader, or NO_REPLICA.

@@ -52,7 +52,6 @@ TakeTls = Callable[[dict[str, str]], ssl.SSLContext | None]
 def take_token_source(
     left: dict[str, str], jaas: Mapping[str, str] | None, take_tls: TakeTls
 ) -> dict[str, object]:
-    """Take the options of OAUTHBEARER out of `left` and translate them for kafka-python."""
     handler, url = left.pop(_HANDLER_OPTION, ""), left.pop(_URL, "")
     if handler.rpartition(".")[2] != _HANDLER.rpartition(".")[2]:
         raise make_option_error(
@@ -124,12 +123,7 @@ _known: dict[TokenSource, _Token] = {}
 
 class Tokens(AbstractTokenProvider):  # type: ignore[misc]  # kafka-python has no types
     def __init__(
-        self,
-        source: TokenSource,
-        extensions: Mapping[str, str],
-        take_tls: TakeTls,
-        *,
-        clock: Clock = _CLOCK,
+        self, source: TokenSource, extensions: Mapping[str, str], take_tls: TakeTls, *, clock: Clock = _CLOCK
     ) -> None:
         super().__init__()
         self._source, self._extensions = source, dict(extensions)

@@ -187,13 +187,7 @@ class ProduceClient:
         return self._wire.ask_coordinator(what, name, request, connect_within_ms)[0]
 
     def commit_in_transaction(
-        self,
-        handle: Handle,
-        group: str,
-        offsets: Mapping[Place, int],
-        note: str,
-        *,
-        connect_within_ms: int,
+        self, handle: Handle, group: str, offsets: Mapping[Place, int], note: str, *, connect_within_ms: int
     ) -> dict[Place, int]:
         """Store a group's offsets in the transaction, as a non-member, which Kafka always accepts."""
         topic_type = TxnOffsetCommitRequest.TxnOffsetCommitRequestTopic
@@ -269,8 +263,6 @@ class ProduceClient:
         return self._wire.attempt("write records", begin, connect_within_ms=connect_within_ms)
 
     def finish_produce(self, request: ProduceInFlight) -> dict[Place, BatchAnswer]:
-        """Return the answer for each batch of a request that is done."""
-
         def finish(_admin: Any) -> dict[Place, BatchAnswer]:
             response = request._response()
             if response is None:

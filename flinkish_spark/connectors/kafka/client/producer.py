@@ -30,17 +30,9 @@ from flinkish_spark.connectors.kafka.client.batches import (
     lengths,
     sequence_after,
 )
-from flinkish_spark.connectors.kafka.client.client import (
-    WIRES,
-    KafkaWire,
-    WirePool,
-    describe_code,
-)
+from flinkish_spark.connectors.kafka.client.client import WIRES, KafkaWire, WirePool, describe_code
 from flinkish_spark.connectors.kafka.client.faults import Reaction, find_reaction
-from flinkish_spark.connectors.kafka.client.produce import (
-    BatchAnswer,
-    ProduceInFlight,
-)
+from flinkish_spark.connectors.kafka.client.produce import BatchAnswer, ProduceInFlight
 from flinkish_spark.connectors.kafka.client.session import (
     SESSIONS,
     ProducerSession,
@@ -49,17 +41,9 @@ from flinkish_spark.connectors.kafka.client.session import (
     TransactionSession,
 )
 from flinkish_spark.connectors.kafka.client.settings import StagingSettings
-from flinkish_spark.connectors.kafka.client.transactions import (
-    Evidence,
-    KafkaCommittable,
-    abort_own,
-)
+from flinkish_spark.connectors.kafka.client.transactions import Evidence, KafkaCommittable, abort_own
 from flinkish_spark.core.clock import FIRST_PAUSE_MS, LONGEST_PAUSE_MS
-from flinkish_spark.core.errors import (
-    AuthorizationError,
-    BrokerUnavailableError,
-    InternalError,
-)
+from flinkish_spark.core.errors import AuthorizationError, BrokerUnavailableError, InternalError
 from flinkish_spark.protocol.ids import Place
 from flinkish_spark.types.record_time import Int64s
 
@@ -84,8 +68,6 @@ class _PendingBatch:
 
 @dataclass(slots=True)
 class _PartitionQueue:
-    """Pending batches of one partition in the order of their sequence numbers."""
-
     place: Place
     parcels: deque[_PendingBatch] = field(default_factory=deque)
     next_sequence: int = 0
@@ -383,7 +365,6 @@ class StagedCounts:
     #: Size of their keys and values.
     bytes: int = 0
     dropped: int = 0
-    #: Number of dead letters.
     dead_lettered: int = 0
 
 

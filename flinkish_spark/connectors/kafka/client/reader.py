@@ -52,8 +52,6 @@ _ABSENT = "Kafka does not know the topic or the partition"
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets of a partition from `start` to before `end`."""
-
     topic: str
     partition: int
     start: int
@@ -77,8 +75,6 @@ class LostRange:
 
 @dataclass(frozen=True, slots=True)
 class FetchedBatches:
-    """The complete batches of one answer, at least one."""
-
     batches: list[RawBatch]
     aborted: tuple[tuple[int, int], ...]
     #: The requested offset; the first batch may begin before it.

@@ -20,14 +20,9 @@ from flinkish_spark.connectors.kafka.client.client import (
 )
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.faults import Reaction, find_reaction
-from flinkish_spark.connectors.kafka.client.produce import (
-    ProduceClient,
-    TopicLayout,
-)
+from flinkish_spark.connectors.kafka.client.produce import ProduceClient, TopicLayout
 from flinkish_spark.connectors.kafka.client.settings import DeliveryGuarantee, StagingSettings, TaskAttempt
-from flinkish_spark.connectors.kafka.client.transactions import (
-    TransactionClient,
-)
+from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
 from flinkish_spark.core.clock import tries
 from flinkish_spark.core.errors import (
     AuthorizationError,
@@ -226,8 +221,6 @@ class IdempotentSession(ProducerSession):
 
 
 class TransactionSession(ProducerSession):
-    """Transactional producer: one producer id and epoch, and the partitions of its transaction."""
-
     batch_attributes = TRANSACTIONAL_BIT
     is_transactional = True
 
@@ -261,7 +254,6 @@ class TransactionSession(ProducerSession):
         self._take(f"initialise transactional id {name}", right, ask)
 
     def join(self, places: Iterable[Place]) -> None:
-        """Add partitions to the transaction, unless they are in it."""
         new = sorted(set(places) - self._joined)
         if not new:
             return

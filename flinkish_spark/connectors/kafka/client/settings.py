@@ -45,7 +45,6 @@ class ReaderSettings:
     isolation: Isolation = Isolation.READ_COMMITTED
     #: Whether a lost range is an error; otherwise it is skipped and reported.
     fail_on_data_loss: bool = True
-    #: Whether the columns ``headers`` and ``leaderEpoch`` are read.
     include_headers: bool = False
     #: Largest size of an answer; the smaller limit counts, since a Fetch is for one partition. A single
     #: larger batch is read nevertheless. A reader holds two answers in memory. Kafka's default per partition,
@@ -56,7 +55,6 @@ class ReaderSettings:
     #: the planner has seen; existing records are read without waiting.
     fetch_max_wait_ms: int = 500
     fetch_min_bytes: int = 1
-    #: Whether the checksum of every batch is verified.
     check_crcs: bool = True
     #: Timeout of a request; after it the connection is closed.
     request_timeout_ms: int = 30_000
@@ -205,8 +203,6 @@ class Acks(enum.IntEnum):
 
 
 class OnRefusal(enum.Enum):
-    """Policy for a record that cannot be written."""
-
     FAIL = "fail"
     DROP = "drop"
     DEAD_LETTER = "dead-letter"
@@ -214,8 +210,6 @@ class OnRefusal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProducerSettings:
-    """Supported settings of a Kafka producer."""
-
     codec: Codec = Codec.NONE
     #: ``batch.size``: largest batch before compression, except for a single record; also the number of bytes
     #: after which records without a key go to the next partition.
@@ -297,7 +291,6 @@ class StagingSettings:
     #: How long the transaction may stay open until it is committed; at most the broker's
     #: transaction.max.timeout.ms.
     transaction_timeout_ms: int
-    #: The sink's guarantee.
     guarantee: DeliveryGuarantee = DeliveryGuarantee.EXACTLY_ONCE
     #: Uid of the sink, for its dead letters.
     uid: str = ""
@@ -307,7 +300,6 @@ class StagingSettings:
     max_dead_letter_bytes: int | None = None
     #: Allowed difference between now and the timestamps of records.
     times: TimeLimits = field(default_factory=TimeLimits)
-    #: Compacted topics, which accept no record without a key.
     compacted: frozenset[str] = frozenset()
     #: Topic of records that name none.
     default_topic: str | None = None
@@ -323,7 +315,6 @@ class StagingSettings:
     #: Policy and topic for records that cannot be written for another reason.
     bad_record: OnRefusal = OnRefusal.FAIL
     bad_record_topic: str | None = None
-    #: Settings of the producer.
     producer: ProducerSettings = field(default_factory=ProducerSettings)
     #: The shared transaction, if there is one; then `transactional_id` is its id.
     shared: SharedProducer | None = None

@@ -70,8 +70,6 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Evidence(StoredObject):
-    """Topic, partition and offset of one record of a transaction."""
-
     IS_CLOSED: ClassVar = True
 
     topic: str
@@ -107,7 +105,6 @@ def judge_stable(seen: LogSlice, place: Evidence, producer_id: int, producer_epo
 def judge_markers(
     seen: LogSlice, place: Evidence, producer_id: int, producer_epoch: int, is_record_there: bool
 ) -> Finding | None:
-    """Find the outcome by the first marker of `producer_id` in `seen`; None if there is none."""
     # A marker of another epoch counts only while the record is still there. Otherwise it may end the
     # producer's next transaction, if compaction removed our own marker.
     for batch in seen.batches:
@@ -234,11 +231,9 @@ class KafkaCommittable(StoredObject):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-    #: Place of one record of this transaction.
     evidence: Evidence
     #: Number of records, at least one; an empty transaction is no committable.
     records: int
-    #: Version of EndTxn for this handle.
     protocol_version: int = END_TXN_VERSION
 
     def __post_init__(self) -> None:
@@ -274,7 +269,6 @@ class OpenTransaction:
 
 
 def parse_own_ids(job: JobUuid, texts: Iterable[str]) -> Iterator[TransactionalId]:
-    """Yield the transactional ids of `job` among `texts`."""
     for text in texts:
         parsed = TransactionalId.parse(text)
         # Ids with leading zeros parse, too, but are not written by this package.
@@ -403,7 +397,6 @@ class TransactionClient(WireClient):
         return code, str(lost or "")
 
     def describe(self, transactional_ids: Iterable[str]) -> dict[str, TransactionView]:
-        """Describe the transactions of the ids, waiting until the coordinators can answer."""
         views: dict[str, TransactionView] = {}
         waiting = list(transactional_ids)
         for _left_ms in tries(self._wire.timeout_ms, self._wire.clock):
