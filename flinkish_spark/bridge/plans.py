@@ -62,7 +62,6 @@ def name_chain(frame: DataFrame, chain: Chain) -> DataFrame:
 def name_scan(
     frame: DataFrame, role: ScanRole, uid: str = "", inputs: Sequence[tuple[str, str]] = ()
 ) -> DataFrame:
-    """Mark the sources in the plan of `frame` with a role and uid."""
     parts = [_PREFIX, role.value, uid]
     if inputs:
         parts.append(",".join(dict.fromkeys(chain for chain, _ in inputs)))

@@ -86,7 +86,6 @@ _RUN_ID = "spark.jobGroup.id"
 
 
 def is_until_caught_up(spark: SparkSession) -> bool:
-    """Return whether `flinkish run` was told to end when the job has caught up."""
     context: Any = getattr(spark, "sparkContext", None)
     return context is not None and context.getConf().get(UNTIL_SETTING) == UNTIL_CAUGHT_UP
 
@@ -135,7 +134,6 @@ def has_shim(spark: SparkSession) -> bool:
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
-    """Set the values of a job in Spark's metric system, replacing all earlier ones."""
     jvm(spark).io.github.flinkishspark.shim.JobMetrics.show(job, json.dumps(dict(values)))
 
 
@@ -372,7 +370,6 @@ _DELTA_CONF = {
 
 
 def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
-    """Return the settings for Delta Lake, if there is a JAR for the running Spark."""
     # Without the JAR the catalog cannot be loaded, and the session would fail.
     return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
 

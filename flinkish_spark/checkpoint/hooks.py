@@ -89,7 +89,6 @@ class MasterHooks:
         return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
 
     def trigger(self, checkpoint: CheckpointId) -> dict[Participant, Any]:
-        """Call every hook and return their states as they are stored."""
         found = {}
         with self._calling(f"checkpoint {checkpoint}"):
             for name, hook in self._hooks.items():
@@ -283,7 +282,6 @@ class JobStates:
         self._tell("on_waits", waits)
 
     def _tell(self, method: str, *what: object) -> None:
-        """Call a method of all listeners that have it."""
         for listener in self._listeners:
             tell = getattr(listener, method, None)
             if tell is None:

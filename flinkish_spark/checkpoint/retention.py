@@ -137,7 +137,6 @@ class CheckpointPins(abc.ABC):
         """Delete files that no pin needs, if a cleaning is due; called after each receipt."""
 
     def list_pinned(self) -> frozenset[CheckpointId]:
-        """Return the checkpoints that have a complete pin."""
         return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
 
     def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:

@@ -182,7 +182,6 @@ class JobDir:
         return self._objects.read(f"{_TIMELINE}/{epoch}.json", "stretch", Stretch.from_json)
 
     def stretches(self) -> dict[OwnerEpoch, Stretch]:
-        """Return the stretch that each owner began, in order."""
         epochs = sorted(self._objects.numbers(_TIMELINE))
         return {OwnerEpoch(epoch): self._stretch(epoch) for epoch in epochs}
 
@@ -281,7 +280,6 @@ class JobDir:
         return decision if decision is None or restaged is None else restaged.apply(decision)
 
     def find_restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
-        """Return the newest replay of a checkpoint, or None if there was none."""
         number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
         key = f"restaged/{checkpoint}/{number}.json"
         # If it is gone since it was listed, it was deleted with its checkpoint, after the receipt.
@@ -292,14 +290,12 @@ class JobDir:
         return self._create(f"restaged/{restaged.checkpoint}/{restaged.number}.json", "restaged", restaged)
 
     def forget_restaged(self, checkpoints: Collection[CheckpointId]) -> None:
-        """Delete the replays of deleted checkpoints."""
         there = self._objects.numbers("restaged", "")
         for checkpoint in (one for one in checkpoints if one.value in there):
             for number in sorted(self._objects.numbers(f"restaged/{checkpoint}")):
                 self.store.delete(f"restaged/{checkpoint}/{number}.json")
 
     def list_checkpoint_ids(self) -> tuple[CheckpointId, ...]:
-        """Return all ids that have a folder, in order of id."""
         return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
 
     def live_commits(self) -> tuple[Decision, ...]:

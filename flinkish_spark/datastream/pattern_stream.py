@@ -258,8 +258,6 @@ class PatternStream:
 
 
 class _Nothing(PatternProcessFunction):
-    """A placeholder until the function is known."""
-
     def process_match(self, match: Match, ctx: PatternContext) -> None:
         """Do nothing."""
 

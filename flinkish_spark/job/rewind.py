@@ -116,7 +116,6 @@ class Rewinder:
         return next(filter(None, answers), "")
 
     def refuse(self, order: RewindOrder, reason: str) -> None:
-        """Close an order that cannot be carried out, and raise RewindError."""
         self.job.job_dir.refuse_rewind_order(order, reason)
         raise _make_error(order.target, reason)
 

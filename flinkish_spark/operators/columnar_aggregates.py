@@ -505,7 +505,6 @@ class AggregatedRows(_RowAggregation):
         return self._columns(_fold_rows(rows, groups, len(first), self._begin, self._add))
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
-        """Return the results of the keys in a batch from :func:`merge`, which may be None."""
         return [copy_if_mutable(self._function.get_result(made)) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:

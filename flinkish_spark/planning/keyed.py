@@ -117,7 +117,6 @@ class _Operator:
 
     @property
     def timed(self) -> tuple[bool, ...]:
-        """True for each output whose rows have event times."""
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 
@@ -462,7 +461,6 @@ def make_operator_and_shape(
 
 
 def _find_schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
-    """Return the fields of each entry; all paths into an entry must have the same fields."""
     found: dict[int, T.StructType] = {}
     for given in inputs:
         check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")

@@ -402,8 +402,6 @@ class ReadingSink:
 
 @dataclass(frozen=True)
 class JoinedByWorkers:
-    """Several sinks whose rows one pass of workers makes."""
-
     #: By uid of the sink: the column for each name that its writer reads.
     columns: Mapping[str, Mapping[str, str]]
 
@@ -513,7 +511,6 @@ class PlannedJob:
 
     @property
     def read_by(self) -> dict[Chain, tuple[str, ...]]:
-        """The uids of the sinks that read each chain."""
         return {
             chain: tuple(sink.uid for sink in self.sinks if stream in sink.streams)
             for stream, chain in enumerate(self.chains)

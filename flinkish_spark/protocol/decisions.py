@@ -65,7 +65,6 @@ class Decision(StoredObject):
         return self.batches[-1].batch
 
     def group_by_sink(self) -> dict[str, list[tuple[StagedBatch, Committable]]]:
-        """Return the committables of all sinks in batch order, each with its batch."""
         found: dict[str, list[tuple[StagedBatch, Committable]]] = {}
         for batch in self.batches:
             for committable in batch.committables:
@@ -127,8 +126,6 @@ Positions = Mapping[str, Mapping[Annotated[int, Form(str, int)], int]]
 
 @dataclass(frozen=True, slots=True)
 class SinkShare(StoredObject):
-    """Records and facts of one sink in a checkpoint."""
-
     #: Records that it received, including those that its policy dropped.
     rows: int
     #: Records that its policy dropped, or sent to the dead letters.

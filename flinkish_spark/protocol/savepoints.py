@@ -515,7 +515,6 @@ def _find_source_positions(saved: SavedChain, source: str) -> list[Position]:
 
 
 def _has_positions(saved: SavedChain, places: Mapping[str, Position | None], anchor: SavedChain) -> bool:
-    """Return if a saved chain has the given positions for all common inputs."""
     shared = [name for name in saved.chain.inputs if name in places]
     if not shared:
         return saved.positions == anchor.positions

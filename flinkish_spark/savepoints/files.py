@@ -412,7 +412,6 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
 
 
 def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
-    """Refuse a target inside, around or equal to the savepoint that the new one is made from."""
     if any(compare_places(target, origin)):
         why = f"it is inside or around the savepoint {origin.url}, from which the new one is made"
         raise _to_target_error(target.url, why, _ELSEWHERE)

@@ -309,7 +309,6 @@ def check_rescale(
 
 
 def _find_former_partitions(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
-    """Return the number of shuffle partitions of the log if the job wants another number; else None."""
     now = shuffle_partitions_of(job_dir, find_beginning(job_dir, root))
     return None if now == wanted else now
 

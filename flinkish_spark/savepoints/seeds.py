@@ -72,7 +72,6 @@ def find_lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
 
 
 def _is_incomplete(place: StoreSpec, files: Collection[StateFile]) -> bool:
-    """Return whether a file is missing at a place or has another size."""
     if not place.is_local:
         there = place.open_bucket().sizes_below("") if files else {}
         return any(there.get(file.path) != file.size_bytes for file in files)

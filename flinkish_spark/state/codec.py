@@ -680,7 +680,6 @@ def _map_value_decoder(ddl: str, named: bool) -> Convert | None:
 
 
 def _row_maker(ddl: str, named: bool) -> Convert | None:
-    """Return what makes a row of the tuple of its fields; None if the type has no fields."""
     if not is_field_list(ddl):
         return None
     naming = naming_of(ddl) if named else None

@@ -288,7 +288,6 @@ _NONE: Array = np.empty(0, dtype=np.int64)
 
 
 def due_clock(layout: codec.TableLayout) -> TimeDomain | None:
-    """Return the clock by which the entries of a state are due; None without due times."""
     return next(
         (clock for clock, name in codec.DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None
     )

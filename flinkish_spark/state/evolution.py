@@ -159,7 +159,6 @@ def is_single(names: Iterable[str]) -> bool:
 
 
 def flatten_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types of values with a column for each field, even for a single field."""
     if not is_single(values) or not pa.types.is_struct(values[_UNNAMED]):
         return values
     ours = {name: kind for name, kind in values.items() if name != _UNNAMED}
@@ -178,7 +177,6 @@ def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def types_text(schema: pa.Schema) -> str:
-    """Format the keys and values of a stored table with their types."""
     keys = [f"{field.name} {field.type}" for field in schema if field.name.startswith("key_")]
     return ", ".join(
         [*keys, *(f"{codec.reader_name(field)} {field.type}" for field in codec.value_fields(schema))]

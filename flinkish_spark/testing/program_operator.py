@@ -292,7 +292,6 @@ class ProgramOperator:
 
     @property
     def frames(self) -> dict[int, T.StructType]:
-        """Columns of each output that is read, by identity of its node."""
         found = {id(self.node): frame_type(self._shape.outputs[0])}
         return found | {id(side): frame_type(side.output) for side in self._sides}
 

@@ -59,8 +59,6 @@ class InputRecords:
 
 @dataclass(frozen=True)
 class RecordRoutes:
-    """Finds the routes of one input's records."""
-
     routing: Routing
     distribution: Distribution
     #: Columns with the parts of the key; empty if all records have the same key.
@@ -101,8 +99,6 @@ class RecordRoutes:
 
 @dataclass(frozen=True)
 class ControlRoutes:
-    """Finds the routes of control rows to one operator."""
-
     routing: Routing
     #: The operator's number among the reporters to the driver.
     operator: int
@@ -157,7 +153,6 @@ class RouteRows:
                 yield pa.RecordBatch.from_arrays([*front, *batch.columns, *added], names=names)
 
     def _control_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns of control rows, one row per route."""
         control = zip(
             *(rows.column(name).to_pylist() for name in (C.KIND, C.CHANNEL, C.SEQUENCE)), strict=True
         )

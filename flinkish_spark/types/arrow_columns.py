@@ -33,7 +33,6 @@ def find_beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def find_gaps(column: pa.Array) -> pa.Array | None:
-    """Return a mask of a column's nulls; None if it has none."""
     return column.is_null() if column.null_count else None
 
 

@@ -153,15 +153,11 @@ class Elements(Border, stream.ProcessFunction):
 
 
 class Rows(Border, keyed.FlatMapFunction):
-    """A map or flat-map function without a key."""
-
     def flat_map(self, value: Any) -> Iterator[Any]:
         return map(self._made.to_row, _results(self._function, self._method, self._given[0].from_row(value)))
 
 
 class Key(Border, stream.KeySelector):
-    """A key selector."""
-
     def get_key(self, value: Any) -> Any:
         call = getattr(self._function, "get_key", self._function)
         return self._key.encode(call(self._given[0].from_row(value)))
