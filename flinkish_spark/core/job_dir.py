@@ -28,14 +28,20 @@ from flinkish_spark.core.store import (
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, to_path
 from flinkish_spark.protocol.codec import StoredObject
-from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
+from flinkish_spark.protocol.decisions import (
+    Decision,
+    Receipt,
+    RestagedEpoch,
+    RewindIntent,
+    TriggerRecord,
+    Verdict,
+)
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobGraph
 from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.lineage import LineageHistory, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.replay import RestagedEpoch
 from flinkish_spark.protocol.savepoints import Seed
 from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory

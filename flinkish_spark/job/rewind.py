@@ -48,7 +48,7 @@ from flinkish_spark.protocol.records import Outcome
 
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
-    from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.checkpoint.pins import CheckpointPins
     from flinkish_spark.job.inputs import Inputs
 
 LOG = logging.getLogger(__name__)

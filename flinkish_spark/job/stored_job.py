@@ -32,7 +32,7 @@ from flinkish_spark.protocol.statistics import (
 from flinkish_spark.protocol.time_plan import sum_counts, sum_late_records
 
 if TYPE_CHECKING:
-    from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.checkpoint.pins import CheckpointPins
 
 
 #: Exceptions of decoding a stored value with a structure that no job writes.

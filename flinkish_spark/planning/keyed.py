@@ -41,7 +41,7 @@ from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
 from flinkish_spark.planning.times import SourceMarkers, find_subtask
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
-from flinkish_spark.protocol.savepoints import OperatorShape
+from flinkish_spark.protocol.restore import OperatorShape
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import (

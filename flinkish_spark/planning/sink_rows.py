@@ -40,7 +40,7 @@ from flinkish_spark.planning.transforms import (
 )
 from flinkish_spark.protocol.alignment import AnnouncedChannels, ExpectedChannels
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, source_of
-from flinkish_spark.protocol.savepoints import OperatorShape
+from flinkish_spark.protocol.restore import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL, PACKED, PackBatches, SinkFanOut, UnpackBatches

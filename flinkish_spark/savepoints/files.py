@@ -35,16 +35,14 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.restore import NonRestoredState, RestoreRules, UnpositionedSources
 from flinkish_spark.protocol.savepoints import (
     STATE_ENDING,
     STATE_FOLDER,
     Claim,
     ClaimMode,
-    NonRestoredState,
-    RestoreRules,
     SavepointMetadata,
     StateFile,
-    UnpositionedSources,
 )
 from flinkish_spark.state.savepoint_files import sha256_of
 

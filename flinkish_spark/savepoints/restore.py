@@ -23,21 +23,23 @@ from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.plan_layout import Chain, NativeOperator, Position, ScanRole, source_of
-from flinkish_spark.protocol.savepoints import (
-    ClaimMode,
+from flinkish_spark.protocol.restore import (
     JobShape,
     Misfit,
     RestoreReport,
+    SourceShape,
+    begin_chain,
+    check_chains,
+    check_restore,
+)
+from flinkish_spark.protocol.savepoints import (
+    ClaimMode,
     SavedChain,
     SavepointMetadata,
     Seed,
     SeededChain,
     SeedOrigin,
-    SourceShape,
     StateFile,
-    begin_chain,
-    check_chains,
-    check_restore,
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (

@@ -53,7 +53,7 @@ from flinkish_spark.planning.transforms import (
     RowTransform,
     find_frame_function,
 )
-from flinkish_spark.protocol.savepoints import find_changed_meaning
+from flinkish_spark.protocol.restore import find_changed_meaning
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases

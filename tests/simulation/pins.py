@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from flinkish_spark.checkpoint.retention import PINS, CheckpointPins, PinManifest
+from flinkish_spark.checkpoint.pins import PINS, CheckpointPins, PinManifest
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.protocol.decisions import Decision

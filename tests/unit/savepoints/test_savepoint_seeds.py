@@ -30,10 +30,9 @@ from flinkish_spark.protocol.plan_layout import (
     ScanRole,
 )
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.restore import NonRestoredState, OperatorShape
 from flinkish_spark.protocol.savepoints import (
     ClaimMode,
-    NonRestoredState,
-    OperatorShape,
     OperatorState,
     SavedChain,
     SavepointMetadata,
