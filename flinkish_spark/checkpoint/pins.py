@@ -14,7 +14,7 @@ from typing import Annotated
 from flinkish_spark.checkpoint.spark_log import SparkLog, missing_entry
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import SealedObjects
-from flinkish_spark.protocol.bases import Base, LiveBases
+from flinkish_spark.protocol.bases import BASES, Base, LiveBases
 from flinkish_spark.protocol.codec import LEFT_OUT, Check, StoredObject
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.envelope import seal
@@ -65,9 +65,22 @@ class CheckpointPins(abc.ABC):
     def pin(self, decision: Decision) -> None:
         """Keep the files of a decided checkpoint; Spark may run meanwhile. A second call does nothing."""
 
-    @abc.abstractmethod
     def why_not_restorable(self, checkpoint: CheckpointId) -> str:
         """Return which file a pin lacks; empty if :meth:`restore` will work."""
+        manifest = self._read_manifest(checkpoint)
+        if manifest is None:
+            return "the state that it needs is not kept any more"
+        found = self._find_sizes(manifest)
+        for name in (*manifest.files, *(f"{BASES}/{base}" for base in manifest.bases)):
+            if name not in found:
+                return f"the kept state file {name} is gone"
+            if found[name] != (size := manifest.files.get(name, found[name])):
+                return f"the kept state file {name} has {found[name]} bytes instead of {size}"
+        return ""
+
+    @abc.abstractmethod
+    def _find_sizes(self, manifest: PinManifest) -> Mapping[str, int]:
+        """Return the sizes of the files of a pin that are there, and of its bases below their folder."""
 
     @abc.abstractmethod
     def restore(self, checkpoint: CheckpointId) -> None:
@@ -122,8 +135,8 @@ class CheckpointPins(abc.ABC):
             if self._log.read(log, BatchId(int(batch))) != text:
                 self._log.restore(log, BatchId(int(batch)), text)
 
-    def _check_restorable(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
-        manifest = self._read_manifest(checkpoint)
+    def _read_restorable(self, checkpoint: CheckpointId) -> PinManifest:
+        manifest, trouble = self._read_manifest(checkpoint), self.why_not_restorable(checkpoint)
         if manifest is None or trouble:
             raise CorruptObjectError(
                 f"checkpoint {checkpoint} cannot be restored",

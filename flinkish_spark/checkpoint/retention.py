@@ -133,22 +133,16 @@ class SparkPins(CheckpointPins):
             sync_directory(folder)
         return sizes
 
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._read_manifest(checkpoint)
-        if manifest is None:
-            return "the state that it needs is not kept any more"
-        for name, size in manifest.files.items():
-            with translate_disk_errors(f"look at the pin of checkpoint {checkpoint}"):
-                try:
-                    found = (self._pool / name).stat().st_size
-                except FileNotFoundError:
-                    return f"the kept state file {name} is gone"
-            if found != size:
-                return f"the kept state file {name} has {found} bytes instead of {size}"
-        return ""
+    def _find_sizes(self, manifest: PinManifest) -> Mapping[str, int]:
+        found = {}
+        with translate_disk_errors(f"look at the pin of checkpoint {manifest.checkpoint}"):
+            for name in manifest.files:
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = (self._pool / name).stat().st_size
+        return found
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._read_restorable(checkpoint)
         with translate_disk_errors(f"restore checkpoint {checkpoint}"):
             self._put_back(manifest)
             for name, path in _files_below(self._state):
@@ -258,23 +252,14 @@ class BucketPins(CheckpointPins):
             by_store.setdefault(version.folder, []).append(version)
         return by_store
 
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._read_manifest(checkpoint)
-        if manifest is None:
-            return "the state that it needs is not kept any more"
+    def _find_sizes(self, manifest: PinManifest) -> Mapping[str, int]:
         found = self._files.sizes_below(manifest.folder) if manifest.files else {}
-        for name, size in manifest.files.items():
-            if name not in found:
-                return f"the kept state file {name} is gone"
-            if found[name] != size:
-                return f"the kept state file {name} has {found[name]} bytes instead of {size}"
-        there = self._files.sizes_below(BASES) if manifest.bases else {}
-        gone = [name for name in manifest.bases if name not in there]
-        return f"the kept state file {BASES}/{gone[0]} is gone" if gone else ""
+        bases = self._files.sizes_below(BASES) if manifest.bases else {}
+        return {**found, **{f"{BASES}/{name}": size for name, size in bases.items()}}
 
     def restore(self, checkpoint: CheckpointId) -> None:
         """Copy missing files, then restore the log entries; bases stay where they are."""
-        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._read_restorable(checkpoint)
         if manifest.files:
             there = self._files.sizes_below(self._state)
             # Names of versions are unique over all lineages; those of an operator's metadata are not.

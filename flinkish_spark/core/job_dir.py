@@ -42,7 +42,6 @@ from flinkish_spark.protocol.job_graph import JobGraph
 from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.lineage import LineageHistory, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.savepoints import Seed
 from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch, Timeline
@@ -388,12 +387,6 @@ class JobDir:
 
     def lineage(self) -> Lineage:
         return Lineage(max(self._objects.numbers("rewinds"), default=0))
-
-    def seed(self, lineage: Lineage) -> Seed | None:
-        return self._optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed)
-
-    def write_seed(self, seed: Seed) -> None:
-        self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
 
 
 def answers_folder(uid: str, way: str) -> str:

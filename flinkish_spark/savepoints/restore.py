@@ -56,8 +56,10 @@ from flinkish_spark.savepoints.seeds import (
     find_layout,
     find_lost_seed,
     read_layout,
+    read_seed,
     remove_below,
     shuffle_partitions_of,
+    write_seed,
 )
 
 _OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
@@ -133,7 +135,7 @@ class Restore:
 
     def check(self) -> str:
         """Refuse a restore that cannot work; write nothing. Called before and after taking the lock."""
-        begun, seed = self.job_dir.find_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
+        begun, seed = self.job_dir.find_uuid() is not None, read_seed(self.job_dir, FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
                 raise self._to_refusal(
@@ -166,7 +168,7 @@ class Restore:
         if self.settings is None:
             return name
         place, folder = savepoint_at(self.settings.place), self.root.to_child(seed_folder(FIRST_LINEAGE))
-        if self.job_dir.seed(FIRST_LINEAGE) is not None:
+        if read_seed(self.job_dir, FIRST_LINEAGE) is not None:
             again = self._find_needed_seed()
             if again is not None:
                 _copy_durably(place, again.files, self.root.to_child(seed_folder(again.lineage)))
@@ -183,7 +185,8 @@ class Restore:
             if node.uid in metadata.sources and node.source.is_positionable:
                 for fact, value in metadata.sources[node.uid].identity.items():
                     self.job_dir.record_fact(fact, value)
-        self.job_dir.write_seed(
+        write_seed(
+            self.job_dir,
             Seed(
                 lineage=FIRST_LINEAGE,
                 origin=SeedOrigin.SAVEPOINT,
@@ -197,7 +200,7 @@ class Restore:
                 claim=self.settings.claim,
                 path=self.settings.place.to_text(),
                 times=metadata.times,
-            )
+            ),
         )
         return name
 
@@ -343,7 +346,7 @@ class Rescaling:
         # Left by a start that was cut off before the lineage began.
         remove_below(self.root.to_child(seed_folder(lineage)))
         seed = self._make_same_seed(lineage) if decision is None else self._from_checkpoint(decision, lineage)
-        self.job_dir.write_seed(seed)
+        write_seed(self.job_dir, seed)
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
         beginning = find_beginning(self.job_dir, self.root)
