@@ -444,7 +444,6 @@ class _PlanReader:
         return ClassicColumn(self._to_column(self._unresolve(expression)))
 
     def _unresolve(self, expression: Any) -> Any:
-        """Replace the attributes of an expression by names."""
         if expression.foldable():
             return expression
         if self._is_attribute(expression):

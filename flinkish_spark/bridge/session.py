@@ -115,7 +115,6 @@ def session_time_zone(spark: SparkSession) -> str:
 
 
 def find_spark_ui(spark: SparkSession) -> str | None:
-    """Return the address of Spark's own page; None if it is off."""
     return getattr(getattr(spark, "sparkContext", None), "uiWebUrl", None)
 
 
@@ -191,7 +190,6 @@ def calls_python(frame: DataFrame) -> bool:
 
 
 def avro_schema_of(spark: SparkSession, fields: T.StructType, name: str, namespace: str) -> str:
-    """Return the Avro schema that Spark's file writer uses for records."""
     view = jvm(spark)
     kind = view.org.apache.spark.sql.types.DataType.fromJson(fields.json())
     return str(
@@ -611,7 +609,6 @@ def run_tasks_in_this_python(spark: SparkSession) -> None:
 
 
 def ask_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
-    """Run a function in a few tasks on each executor; return the results."""
     tasks = 2 * spark.sparkContext.defaultParallelism
     return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
 

@@ -347,7 +347,6 @@ class _Compiler:
         return copy
 
     def _make_state(self, stage: Stage, kind: StateKind) -> Draft:
-        """Return a new state of a stage, with the window between it and the previous event."""
         state = self._state(stage.name if stage.group is None else _GROUP, kind)
         if stage.times is None:
             state.from_previous_ms = stage.from_previous_ms

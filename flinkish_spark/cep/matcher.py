@@ -186,7 +186,6 @@ class MatchState:
 
     @property
     def is_initial(self) -> bool:
-        """True if the state has no information and may be deleted."""
         heap = self.partial._heap
         return len(heap) == 1 and heap[0].last is None and not self.held._heap
 

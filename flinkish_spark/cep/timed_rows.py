@@ -39,7 +39,6 @@ class DueRows:
     _later_ms: dict[Any, int] = field(default_factory=dict)
 
     def take(self, key: Any, now_ms: int) -> range:
-        """Take a key's rows up to a time; return their positions."""
         begin, end = self._of_key.pop(key, (0, 0))
         until = bisect_right(self.times_ms, now_ms, begin, end)
         if until < end:

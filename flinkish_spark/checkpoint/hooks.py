@@ -51,8 +51,6 @@ _CLAIM_LOCK = threading.Lock()
 
 
 class MasterHooks:
-    """The hooks of a job by name."""
-
     def __init__(
         self, hooks: Sequence[MasterHook] = (), unknown: UnknownHookState = UnknownHookState.REFUSE
     ) -> None:
@@ -151,7 +149,6 @@ class MasterHooks:
 
 @contextmanager
 def _translate_errors(name: str, what: str, what_to_do: str) -> Iterator[None]:
-    """Wrap a hook's exception in a HookError."""
     try:
         yield
     except USER_ERRORS as error:

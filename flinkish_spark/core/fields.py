@@ -53,8 +53,6 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Arity:
-    """Number of arguments that a function gets."""
-
     count: int
 
 

@@ -29,8 +29,6 @@ def ask_gauges(counts_as: str) -> None:
 
 
 class _Metric:
-    """A metric of one function, in the current task."""
-
     kind: UserMetricKind
 
     def __init__(self, uid: str, name: str, place: _Place) -> None:

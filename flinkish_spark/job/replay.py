@@ -232,8 +232,6 @@ class _Replay:
 
 @dataclass
 class _ReplayWriter:
-    """The foreachBatch function of a replay."""
-
     part: BatchReplay
     sink: str
     staging: Staging

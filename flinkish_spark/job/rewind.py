@@ -160,7 +160,6 @@ class Rewinder:
         return removed
 
     def finish(self, intent: RewindIntent) -> None:
-        """Carry out the intent, then move it to the history."""
         # Spark's side comes first: if it fails, no external system has changed.
         if intent.kind is RewindKind.RESEED:
             self._begin_anew(intent)
@@ -288,8 +287,6 @@ def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
 
 
 class PendingRewind:
-    """A rewind order with its status, read from the job directory."""
-
     def __init__(self, job_dir: JobDir, order: RewindOrder, clock: Clock) -> None:
         self._job_dir, self.order, self._clock = job_dir, order, clock
 

@@ -145,8 +145,6 @@ def run_in_order(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 @dataclass(frozen=True)
 class SinkPass:
-    """A sink that stages alone, or several in one pass."""
-
     sinks: tuple[PlannedSink, ...]
     #: Number of times that the rows are read.
     readings: int = 1

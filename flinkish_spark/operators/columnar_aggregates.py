@@ -201,8 +201,6 @@ AGGREGATE = "aggregate"
 
 
 class ColumnAggregation(ABC):
-    """An aggregate of a keyed stream, over columns."""
-
     @abstractmethod
     def state_type(self) -> str:
         """Return the type of the state per key, as DDL."""
@@ -479,8 +477,6 @@ class _RowAggregation(ColumnAggregation):
 
 
 class ReducedRows(_RowAggregation):
-    """Reduction of the elements of each key."""
-
     def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
         super().__init__(reduce, input_type)
 

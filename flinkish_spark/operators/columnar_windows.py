@@ -480,8 +480,6 @@ class WindowFold:
 
 
 class StoredWindows:
-    """The stored windows of the keys of a micro-batch."""
-
     def __init__(
         self,
         table: DueTable,

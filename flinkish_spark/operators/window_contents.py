@@ -138,8 +138,6 @@ def _wrap(result: Any) -> Sequence[Any]:
 
 
 class WindowContents:
-    """The content of the current window of the current key."""
-
     def __init__(self, computation: WindowComputation, input_type: ElementType) -> None:
         self._computation, self._type = computation, input_type
         #: Whether a window function gets a copy of the result, since it might change the accumulator.

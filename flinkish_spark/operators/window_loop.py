@@ -88,8 +88,6 @@ Late = tuple[int, Any, int]
 
 
 class OpenWindows(ABC):
-    """The open windows of the keys of a micro-batch."""
-
     def __init__(self, folding: Folding, keys: int, registered: int) -> None:
         self._folding = folding
         self._orders = itertools.count(registered)

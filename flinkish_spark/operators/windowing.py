@@ -468,8 +468,6 @@ class MergingWindowSet:
 
 
 class MergingWindowOperator(WindowOperator):
-    """The operator for merging windows, with any trigger and lateness."""
-
     merges = True
 
     def __init__(

@@ -75,8 +75,6 @@ BASE_POLICY = BasePolicy()
 
 @dataclass(frozen=True)
 class KeyedParts:
-    """The parts of a keyed operator's plan."""
-
     node: KeyedNode
     #: Ordered by entry.
     inputs: tuple[KeyedInput, ...]

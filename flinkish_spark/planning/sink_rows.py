@@ -365,8 +365,6 @@ class TaggedStream:
 
 @dataclass(frozen=True)
 class SinkWorkers:
-    """Workers that make a sink's rows from the rows that the stream's workers make."""
-
     workers: tuple[Worker, ...]
     columns: T.StructType
     #: Whether a worker calls functions of users, which live for a task and not for a batch.
@@ -442,8 +440,6 @@ class UnionRows:
 
 @dataclass(frozen=True)
 class WorkersRows:
-    """A micro-batch from which workers make each sink's rows."""
-
     frame: DataFrame
     worker: Worker
     sinks: Mapping[str, SinkWorkers]

@@ -186,7 +186,6 @@ def _find_positions(savepoint: SavepointMetadata, source: str) -> list[Position]
 
 
 def check_chains(savepoint: SavepointMetadata, job: JobShape) -> list[Problem]:
-    """Return the problems of a job's chains with the positions in a savepoint."""
     problems = []
     for chain, sinks in job.chains.items():
         try:

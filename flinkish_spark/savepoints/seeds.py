@@ -148,7 +148,6 @@ def read_layout(job_dir: JobDir) -> PlanLayout:
 
 
 def layout_of(job_dir: JobDir, origin: Lineage) -> PlanLayout:
-    """Return the recorded layout of the log that began in a lineage."""
     recorded = job_dir.find_fact(layout_fact(origin))
     if recorded is None:
         raise JobDirError(

@@ -257,7 +257,6 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
 
 
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
-    """Return the columns of timers in the order of blocks."""
     what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
     wanted = {**_name_key_columns(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
     _check_types(schema, wanted, what)

@@ -517,7 +517,6 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
-    """Return the rows of a batch with the layout's columns, in their order."""
     # The list of a list state is its last column, behind a due time.
     lists = f"value_{len(layout.values) - 1}"
     columns = {

@@ -55,7 +55,6 @@ def evolve(layout: codec.TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _check_clock(layout: codec.TableLayout, stored: Collection[str]) -> None:
-    """Refuse entries that are due by the other clock."""
     was, now = _clock_in(stored), _clock_in(_values_in(layout.schema))
     if now is not None and was is not None and was is not now:
         raise StateMismatch(

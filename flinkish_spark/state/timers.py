@@ -220,8 +220,6 @@ def _whole_ms(time_ms: Any) -> int:
 
 
 class StoredTimers:
-    """The stored timers, in a table per clock."""
-
     def __init__(
         self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
     ) -> None:

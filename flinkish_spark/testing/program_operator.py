@@ -156,8 +156,6 @@ class StageCopier:
 
 @dataclass(frozen=True)
 class StagedPath:
-    """A path from a source or an operator through steps."""
-
     base: Base
     stages: tuple[Stage, ...]
     frame: T.StructType

@@ -31,8 +31,6 @@ _RECORD, _BARRIER, _WAKE, _MARKER = (
 
 @dataclass(frozen=True)
 class InputRecords:
-    """Selects the records of one input from a frame that several inputs read."""
-
     #: The input's number in the column of :class:`~.branches.InputPaths`; None without that worker.
     number: int | None = None
     #: The upstream operator's output; None if it has only one.

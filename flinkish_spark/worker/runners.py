@@ -100,8 +100,6 @@ InputRows = Sequence[pa.RecordBatch | None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """The result of the partition side in a micro-batch."""
-
     rows: tuple[OutputRows, ...]
     #: Value to store; None if nothing has changed.
     value: bytes | None
