@@ -35,7 +35,13 @@ def evolve(layout: codec.TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             "mean something else; give it another name"
         )
     values = _as_spread(stored, layout.schema)
-    _check_clock(layout, values)
+    was, now = _clock_in(values), _clock_in(_values_in(layout.schema))
+    if now is not None and was is not None and was is not now:
+        raise StateMismatch(
+            f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
+            f"with ones that are due by {_clock_text(now)}, and their due times are unknown; give the "
+            "operator another uid"
+        )
     arrays = []
     for field in layout.schema:
         name = codec.reader_name(field)
@@ -52,16 +58,6 @@ def evolve(layout: codec.TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             f"{types_text(layout.schema)}, which have no field in common"
         )
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
-
-
-def _check_clock(layout: codec.TableLayout, stored: Collection[str]) -> None:
-    was, now = _clock_in(stored), _clock_in(_values_in(layout.schema))
-    if now is not None and was is not None and was is not now:
-        raise StateMismatch(
-            f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
-            f"with ones that are due by {_clock_text(now)}, and their due times are unknown; give the "
-            "operator another uid"
-        )
 
 
 def _clock_in(names: Collection[str]) -> TimeDomain | None:

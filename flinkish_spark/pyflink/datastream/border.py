@@ -95,10 +95,6 @@ def _results(function: Any, method: str, *arguments: Any) -> Iterable[Any]:
     return () if made is None else made
 
 
-def _is_tagged(value: Any) -> bool:
-    return type(value) is tuple and len(value) == 2 and isinstance(value[0], OutputTag)
-
-
 class Border:
     """The base of functions of ours that call one of the program."""
 
@@ -123,7 +119,7 @@ class Border:
 
     def _emit(self, method: str, context: Any, *arguments: Any) -> Iterator[Any]:
         for value in _results(self._function, method, *arguments):
-            if _is_tagged(value):
+            if type(value) is tuple and len(value) == 2 and isinstance(value[0], OutputTag):
                 Context(context).output(*value)
             else:
                 yield self._made.to_row(value)
