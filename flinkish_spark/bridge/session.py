@@ -69,11 +69,6 @@ def jvm(spark: SparkSession) -> Any:
     return view
 
 
-def refuse_connect(spark: SparkSession) -> None:
-    if type(spark).__module__.startswith("pyspark.sql.connect."):
-        jvm(spark)
-
-
 #: Spark's master of `flinkish run --target`.
 TARGET_SETTING = "spark.flinkish.target"
 #: Set to "caught-up" by `flinkish run --until-caught-up`.
