@@ -180,10 +180,10 @@ from .protocol.lineage import Tables as Tables
 from .protocol.process_loss import JobProcess as JobProcess
 from .protocol.records import CommitAnswer as CommitAnswer
 from .protocol.records import Outcome as Outcome
+from .protocol.restore import NonRestoredState as NonRestoredState
+from .protocol.restore import UnpositionedSources as UnpositionedSources
 from .protocol.retention import CheckpointRetention as CheckpointRetention
 from .protocol.savepoints import ClaimMode as ClaimMode
-from .protocol.savepoints import NonRestoredState as NonRestoredState
-from .protocol.savepoints import UnpositionedSources as UnpositionedSources
 from .protocol.statistics import ChannelStatistics as ChannelStatistics
 from .protocol.statistics import CheckpointCounts as CheckpointCounts
 from .protocol.statistics import CheckpointDurations as CheckpointDurations

@@ -61,7 +61,11 @@ API = (
         "Formats and changelogs",
         ("connectors.formats", "connectors.plain_formats", "core.formats", "core.changelogs"),
     ),
-    ("savepoints", "Savepoints and state from outside", ("savepoints", "protocol.savepoints")),
+    (
+        "savepoints",
+        "Savepoints and state from outside",
+        ("savepoints", "protocol.savepoints", "protocol.restore"),
+    ),
     ("testing", "Testing", ("testing",)),
     ("statistics", "Checkpoints in figures", ("protocol",)),
     ("errors", "Errors", ("core.errors",)),

@@ -285,8 +285,6 @@ def decode(outputs: Outputs, data: bytes) -> list[tuple[AnswerKey, Answer]]:
 
 @dataclass(frozen=True)
 class AnswerRecording:
-    """How the answers of an operator on one path of a plan are recorded."""
-
     #: Their folder in the job directory.
     folder: str
     stream: Stream

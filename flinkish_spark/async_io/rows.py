@@ -150,8 +150,6 @@ class AsyncRows(ExpandRows):
 
 
 class _AsyncContext(StatelessContext):
-    """Runtime context for `open` of an async function."""
-
     why_no_accumulators = (
         "an async function has none: a repeated task reads recorded answers and calls nothing; count in a "
         "function after it"

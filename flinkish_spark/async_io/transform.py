@@ -50,8 +50,6 @@ class AsyncSettings(TransformSettings):
 
 @dataclass(frozen=True)
 class AsyncTransform(RecordedTransform):
-    """A call of an async function, for one of its outputs."""
-
     settings: AsyncSettings
     spec: AsyncSpec = field(kw_only=True)
     #: Name of the side output; empty for the main output.

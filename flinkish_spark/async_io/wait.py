@@ -135,8 +135,6 @@ class _Gate:
 
 @dataclass(frozen=True)
 class AsyncElement:
-    """One element to call the function for, with its idempotency key."""
-
     #: Its position in the batch.
     at: int
     value: Any

@@ -174,7 +174,6 @@ def audit(job_dir: JobDir, job: JobUuid, settings: AuditSettings) -> AuditResult
 
 
 def began_at(job_dir: JobDir, place: StoreSpec, topics: Sequence[str]) -> Offsets:
-    """Return the first offsets of a job, as far as they are recorded."""
     if job_dir.history().log_began_in != FIRST_LINEAGE:
         # The record has the offsets at which Spark's checkpoint was restarted.
         return {}

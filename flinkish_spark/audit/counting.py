@@ -115,7 +115,6 @@ class LostRecords:
 
 
 def find_lost(expected: InputOffsets, outputs: Sequence[NamedOffsets]) -> LostRecords:
-    """Find the input records that none of `outputs` names."""
     count, examples = 0, []
     for number, (topic, partition) in enumerate(expected.places):
         missing = expected.present[number].copy()

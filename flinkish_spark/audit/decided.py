@@ -67,8 +67,6 @@ class DecidedCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobDecisions:
-    """The decisions of a job that exist at one moment."""
-
     checkpoints: Mapping[int, DecidedCheckpoint]
     #: The newest live confirmed decision; None before the first.
     newest: Decision | None

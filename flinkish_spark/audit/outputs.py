@@ -475,7 +475,6 @@ class OutputReader:
         counts.reordered = (counts.reordered or 0) + behind + int(late.sum())
 
     def _filter_sink(self, sink: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop records whose headers name another sink of the job."""
         headers = batch.column("headers")
         is_ours = pc.equal(texts(header_column(headers, _JOB_FIELD)), str(self.job))
         is_other = pc.and_(is_ours, pc.not_equal(texts(header_column(headers, _UID_FIELD)), sink))
@@ -627,7 +626,6 @@ def ranges_of(connection: KafkaConnection, topic: str) -> Iterator[tuple[OffsetR
 
 
 def drop_barriers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Drop barrier records, which have no value."""
     if not batch.column("value").null_count:
         return batch
     return batch.filter(pc.is_null(header_column(batch.column("headers"), BARRIER_HEADER)))

@@ -62,7 +62,6 @@ def name_chain(frame: DataFrame, chain: Chain) -> DataFrame:
 def name_scan(
     frame: DataFrame, role: ScanRole, uid: str = "", inputs: Sequence[tuple[str, str]] = ()
 ) -> DataFrame:
-    """Mark the sources in the plan of `frame` with a role and uid."""
     parts = [_PREFIX, role.value, uid]
     if inputs:
         parts.append(",".join(dict.fromkeys(chain for chain, _ in inputs)))
@@ -110,7 +109,7 @@ def _collect(
     native = _native_state(node) if "scan" in names else ""
     if native:
         _, uid, *chains = names["scan"].split(":")
-        chain = chains[0] if chains else _require_name(names, "chain")
+        chain = chains[0] if chains else names["chain"]
         natives.append(NativeOperator(len(operators) + len(natives), uid, chain, native))
     elif kind == "SubqueryAlias":
         parts = node.alias().split(":")
@@ -118,12 +117,12 @@ def _collect(
             what = parts[1] if parts[1] in ("chain", "operator") else "scan"
             names = {**names, what: ":".join(parts[1:]) if what == "scan" else parts[2]}
     elif kind == _STATEFUL:
-        uids, chain = _require_name(names, "operator").split(","), _require_name(names, "chain")
+        uids, chain = names["operator"].split(","), names["chain"]
         operators.append(tuple(OperatorInstance(uid, chain if len(uids) == 1 else uid) for uid in uids))
     elif kind in _SOURCES:
-        role, uid, *chains = _require_name(names, "scan").split(":")
+        role, uid, *chains = names["scan"].split(":")
         inputs += [ScannedInput(len(scans), *one.split(_OF)) for one in chains[1:]]
-        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else _require_name(names, "chain")))
+        scans.append(Scan(ScanRole(role), uid, chains[0] if chains else names["chain"]))
     children = node.children()
     for index in range(children.size()):
         _collect(children.apply(index), names, scans, inputs, operators, natives)
@@ -231,12 +230,6 @@ def find_scanned(frame: DataFrame) -> list[str]:
             found.append(name)
         nodes += [(child, name) for child in _each(node.children())]
     return found
-
-
-def _require_name(names: dict[str, str], what: str) -> str:
-    if what not in names:
-        raise ValueError(f"the plan has a part without the name of its {what}")
-    return names[what]
 
 
 #: Prefix of our column names.
@@ -451,7 +444,6 @@ class _PlanReader:
         return ClassicColumn(self._to_column(self._unresolve(expression)))
 
     def _unresolve(self, expression: Any) -> Any:
-        """Replace the attributes of an expression by names."""
         if expression.foldable():
             return expression
         if self._is_attribute(expression):

@@ -70,7 +70,6 @@ class QueryThreads:
         return (thread for _, thread in self._find(self.tasks(), f"runId = {self._run_id}"))
 
     def _find(self, names: Collection[str], part: str = "") -> Iterator[tuple[str, Any]]:
-        """Yield threads with one of the names, or with a part in their name."""
         if not names and not part:
             return
         for thread in jvm(self._spark).java.lang.Thread.getAllStackTraces().keySet().toArray():

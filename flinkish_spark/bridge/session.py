@@ -69,11 +69,6 @@ def jvm(spark: SparkSession) -> Any:
     return view
 
 
-def refuse_connect(spark: SparkSession) -> None:
-    if type(spark).__module__.startswith("pyspark.sql.connect."):
-        jvm(spark)
-
-
 #: Spark's master of `flinkish run --target`.
 TARGET_SETTING = "spark.flinkish.target"
 #: Set to "caught-up" by `flinkish run --until-caught-up`.
@@ -86,7 +81,6 @@ _RUN_ID = "spark.jobGroup.id"
 
 
 def is_until_caught_up(spark: SparkSession) -> bool:
-    """Return whether `flinkish run` was told to end when the job has caught up."""
     context: Any = getattr(spark, "sparkContext", None)
     return context is not None and context.getConf().get(UNTIL_SETTING) == UNTIL_CAUGHT_UP
 
@@ -116,7 +110,6 @@ def session_time_zone(spark: SparkSession) -> str:
 
 
 def find_spark_ui(spark: SparkSession) -> str | None:
-    """Return the address of Spark's own page; None if it is off."""
     return getattr(getattr(spark, "sparkContext", None), "uiWebUrl", None)
 
 
@@ -135,7 +128,6 @@ def has_shim(spark: SparkSession) -> bool:
 
 
 def show_metrics(spark: SparkSession, job: str, values: Mapping[str, int | float]) -> None:
-    """Set the values of a job in Spark's metric system, replacing all earlier ones."""
     jvm(spark).io.github.flinkishspark.shim.JobMetrics.show(job, json.dumps(dict(values)))
 
 
@@ -193,7 +185,6 @@ def calls_python(frame: DataFrame) -> bool:
 
 
 def avro_schema_of(spark: SparkSession, fields: T.StructType, name: str, namespace: str) -> str:
-    """Return the Avro schema that Spark's file writer uses for records."""
     view = jvm(spark)
     kind = view.org.apache.spark.sql.types.DataType.fromJson(fields.json())
     return str(
@@ -372,7 +363,6 @@ _DELTA_CONF = {
 
 
 def delta_conf(jars: Iterable[str | Path] = ()) -> dict[str, str]:
-    """Return the settings for Delta Lake, if there is a JAR for the running Spark."""
     # Without the JAR the catalog cannot be loaded, and the session would fail.
     return _DELTA_CONF if has_pinned_delta(running_minor()) or any(map(is_delta, jars)) else {}
 
@@ -614,7 +604,6 @@ def run_tasks_in_this_python(spark: SparkSession) -> None:
 
 
 def ask_executors(spark: SparkSession, ask: Callable[[Iterable[int]], Iterable[Any]]) -> list[Any]:
-    """Run a function in a few tasks on each executor; return the results."""
     tasks = 2 * spark.sparkContext.defaultParallelism
     return spark.sparkContext.parallelize(range(tasks), tasks).mapPartitions(ask).collect()
 

@@ -285,6 +285,5 @@ def _suffix_of(what: str, archive: Path) -> str:
 
 
 def _why_outside(names: Iterable[str]) -> str:
-    """Return why an archive would write outside its folder; empty if it does not."""
     found = next((name for name in names if name.startswith("/") or ".." in Path(name).parts), None)
     return "" if found is None else f"{found!r} in it lies outside of the folder that it is unpacked into"

@@ -175,14 +175,12 @@ JOB_SETTING = "spark.flinkish."
 
 
 def find_job_settings(spark: Any) -> dict[str, str]:
-    """Return a job's settings among a session's; none for Spark Connect, which runs no job."""
     if getattr(spark, "_jsparkSession", None) is None:
         return {}
     return _pick_job_settings(settings_of(spark))
 
 
 def find_submitted_settings() -> dict[str, str]:
-    """Return a job's settings that `flinkish run` gives, before there is a session."""
     words = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     given = [word.partition("=") for flag, word in itertools.pairwise(words) if flag == "--conf"]
     return _pick_job_settings({name: value for name, _, value in given})

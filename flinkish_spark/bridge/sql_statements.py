@@ -33,8 +33,6 @@ class CreateTable:
 
 @dataclass(frozen=True)
 class CreateView:
-    """``CREATE TEMPORARY VIEW name AS query``."""
-
     line: int
     name: str
     query: str
@@ -42,8 +40,6 @@ class CreateView:
 
 @dataclass(frozen=True)
 class InsertInto:
-    """``INSERT INTO table (columns) query``."""
-
     line: int
     table: str
     columns: tuple[str, ...]
@@ -75,12 +71,10 @@ def find_relations(spark: SparkSession, text: str) -> frozenset[str]:
 
 
 def parse_script(spark: SparkSession, script: str) -> list[Statement]:
-    """Return the statements of a script; refuse a text that is none, with its line."""
     return [_read(spark, text, line) for text, line in _split(script)]
 
 
 def _split(script: str) -> Iterator[tuple[str, int]]:
-    """Yield each statement with the line on which it begins."""
     begin, at = None, 0
     while at < len(script):
         found = _TOKENS.match(script, at)

@@ -26,8 +26,6 @@ class StateKind(enum.Enum):
 
 
 class Action(enum.Enum):
-    """The action of a transition on an event."""
-
     #: The event becomes part of the match.
     TAKE = "take"
     #: The event is ignored.

@@ -74,8 +74,6 @@ class Chains(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Partial matches, grouped by key, in their order."""
-
     #: By partial match: number of the key, its state, and where its chain ends.
     keys: Array
     states: Array
@@ -98,8 +96,6 @@ class Events:
 
 @dataclass(frozen=True)
 class EarlierEventCondition:
-    """A condition that compares an event with earlier ones of the partial match."""
-
     #: Its position among the conditions of the automaton.
     bit: int
     #: The events it reads: number of the name, and True for its last event, False for its first.
@@ -282,7 +278,6 @@ class _Run:
         return self._end()
 
     def _enter(self, partial: Partial, chains: Chains) -> Array:
-        """Return the array of stored partial matches."""
         named, times_ms = self._matcher.named, self._events.times_ms
         found = np.full((_NAMED + len(named), len(partial.keys)), NONE)
         ends = partial.chains
@@ -301,7 +296,6 @@ class _Run:
         return found[:, np.argsort(found[_KEY], kind="stable")]
 
     def _refuse_stops(self, outcomes: Array, keys: Array) -> None:
-        """Mark keys as left whose match was stopped by an event for good."""
         if len(outcomes) and self._table.is_stopped[outcomes].any():
             self._is_left[self._rank[keys[self._table.is_stopped[outcomes]]]] = True
 
@@ -320,7 +314,6 @@ class _Run:
     def _complete(
         self, step: int, keys: Array, firsts: Array, rows: Array, own_ms: Array, chains: Array, stages: Array
     ) -> MatchColumns:
-        """Return the matches that the keys' events complete."""
         count, events = len(keys), rows[keys] + self._events.taken
         return MatchColumns(
             *(keys, firsts, np.full(count, 2 * step + 1), own_ms[keys]),

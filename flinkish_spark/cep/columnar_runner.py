@@ -54,8 +54,6 @@ from flinkish_spark.worker.runners import InputRows, OutputRows, RowShape, runs
 
 
 class FoundMatch(NamedTuple):
-    """A match or a timed-out partial match to emit."""
-
     number: int
     is_lost: bool
     time_ms: int

@@ -50,8 +50,6 @@ def compile_pattern(pattern: Stages) -> Automaton:
 
 @dataclass(frozen=True, slots=True)
 class _Enclosing:
-    """The group that contains a stage."""
-
     stage: Stage
     #: True for the first repetition of the group.
     is_first: bool
@@ -59,8 +57,6 @@ class _Enclosing:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The place of a stage in a pattern."""
-
     stages: tuple[Stage, ...]
     at: int
     #: The stages after it, also outside its group.
@@ -307,7 +303,6 @@ class _Compiler:
         sink.ways = [(action, target, both(asked, Not(take))) for action, target, asked in sink.ways]
 
     def _stop(self, name: str, unwanted: Condition) -> Draft:
-        """Return the single stop state of a negated stage."""
         if name not in self._stops:
             stop = self._stops[name] = self._state(name, StateKind.STOP)
             stop.add(Action.TAKE, stop, unwanted)
@@ -352,7 +347,6 @@ class _Compiler:
         return copy
 
     def _make_state(self, stage: Stage, kind: StateKind) -> Draft:
-        """Return a new state of a stage, with the window between it and the previous event."""
         state = self._state(stage.name if stage.group is None else _GROUP, kind)
         if stage.times is None:
             state.from_previous_ms = stage.from_previous_ms

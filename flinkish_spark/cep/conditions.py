@@ -174,8 +174,6 @@ class ColumnCondition(Leaf):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextCondition(Leaf):
-    """A condition that gets the context of its partial match."""
-
     filter: Callable[[Any, ConditionContext], Any]
     label: str
     #: The object with open() and close(), if the condition has them.
@@ -306,7 +304,6 @@ def condition_of(given: ConditionLike, where: str) -> Leaf:
 
 
 def _count_required(function: Callable[..., Any]) -> int:
-    """Return the number of required arguments of a function."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -153,7 +153,6 @@ def match_recognize(text: str) -> MatchRecognize:
 
 
 def parse_condition(text: str, fields: T.StructType) -> E.Expression:
-    """Return a condition of one row with these fields, as it stands in DEFINE."""
     said = MatchRecognize((), None, {"PATTERN": "(A)", "DEFINE": f"A AS {text}"})
     found = said.search(fields)[0].defined["A"]
     if any(one.looks_around for one in found.all_parts()):

@@ -60,8 +60,6 @@ class TakenEvent:
 
 
 class PartialMatch(NamedTuple):
-    """A state by its index, and the last taken event; None in the start state."""
-
     state: int
     last: TakenEvent | None
 
@@ -90,7 +88,6 @@ class MatchQueue:
 
     @staticmethod
     def of(matches: Iterable[PartialMatch]) -> MatchQueue:
-        """Return the queue that adding the matches one by one gives."""
         queue, kept, before = MatchQueue(), list(matches), _BEFORE_ALL_EVENTS
         for one in kept:
             begin = _NOT_BEGUN if one.last is None else one.last.first.at
@@ -180,8 +177,6 @@ def _match(path: Iterable[TakenEvent], take: Take | None) -> Match:
 
 @dataclass(slots=True)
 class MatchState:
-    """The matching state of one key."""
-
     #: Open partial matches, including the start state unless the key can never match again.
     partial: MatchQueue
     #: Matches that wait for older partial matches.
@@ -191,7 +186,6 @@ class MatchState:
 
     @property
     def is_initial(self) -> bool:
-        """True if the state has no information and may be deleted."""
         heap = self.partial._heap
         return len(heap) == 1 and heap[0].last is None and not self.held._heap
 

@@ -30,7 +30,6 @@ class TextPart:
         return self.whole[self.begin : self.end]
 
     def locate(self, inside: str = "") -> str:
-        """Return the line and column of a text in this part; of the part if it is not there."""
         at = max(self.whole.find(inside, self.begin, self.end), self.begin)
         before = self.whole[:at].split("\n")
         return f"line {len(before)}, column {len(before[-1]) + 1}"

@@ -44,8 +44,6 @@ from flinkish_spark.types.to_python import as_it_is
 
 @dataclass(frozen=True)
 class LookedFor:
-    """One of the patterns of an operator, compiled."""
-
     #: Its name in the program; empty if it is the only one.
     name: str
     automaton: Automaton

@@ -406,7 +406,6 @@ class _Run:
 
     @property
     def deadline_ms(self) -> int | None:
-        """The time when the first partial match times out; None if none does."""
         return self._search.matcher.next_deadline_ms(self._state)
 
     def _emit(self, match: Match, time_ms: int) -> None:

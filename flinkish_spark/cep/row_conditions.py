@@ -155,8 +155,6 @@ def compute_measure(
 
 
 class _EventPairEvaluator(_ColumnEvaluator):
-    """Evaluates an expression over pairs of an event and earlier events."""
-
     def __init__(
         self, columns: Sequence[pa.Array], events: pa.Array, before: Mapping[tuple[str, bool], Array]
     ) -> None:

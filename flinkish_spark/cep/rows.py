@@ -44,8 +44,6 @@ class Concatenation(RowPattern):
 
 @dataclass(frozen=True, slots=True)
 class OneOf(RowPattern):
-    """Alternatives, in the order of preference."""
-
     options: tuple[RowPattern, ...]
 
 
@@ -108,8 +106,6 @@ _MOST_STATES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class _AnchorCondition(Condition):
-    """The condition of an anchor, on a gap between two rows."""
-
     is_first: bool
     looks_back = True
 

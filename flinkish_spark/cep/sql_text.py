@@ -34,7 +34,6 @@ def tokenize(text: str) -> list[Token]:
 
 
 def tokenize_spark(text: str) -> list[Token]:
-    """Return the tokens of a text in Spark's SQL."""
     sqlglot, _ = _import_sqlglot()
     try:
         return _split_into_words(sqlglot.tokenize(text, dialect="spark"))
@@ -90,7 +89,6 @@ def refuse(text: str, why: str, what_to_do: str) -> NoReturn:
 
 
 def split_at_commas(text: str) -> Iterator[list[Token]]:
-    """Yield the tokens of each part between commas."""
     depth, part = 0, list[Token]()
     for token in tokenize(text) if text.strip() else ():
         depth += {"(": 1, ")": -1}.get(token.word, 0)

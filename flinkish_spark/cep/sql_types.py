@@ -49,7 +49,6 @@ def _widen(one: T.DataType, other: T.DataType, text: str) -> T.DataType:
 
 
 def _to_decimal_type(kind: T.DataType) -> T.DecimalType | None:
-    """Return the decimal type that holds all values of an exact type; None for other types."""
     if isinstance(kind, T.DecimalType):
         return kind
     digits = _DIGITS.get(type(kind))

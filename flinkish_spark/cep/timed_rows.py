@@ -39,7 +39,6 @@ class DueRows:
     _later_ms: dict[Any, int] = field(default_factory=dict)
 
     def take(self, key: Any, now_ms: int) -> range:
-        """Take a key's rows up to a time; return their positions."""
         begin, end = self._of_key.pop(key, (0, 0))
         until = bisect_right(self.times_ms, now_ms, begin, end)
         if until < end:
@@ -165,7 +164,6 @@ class WaitingRows:
         return found
 
     def take_due_columns(self, limit_ms: int) -> DueColumns:
-        """Return the rows up to a time as columns."""
         self._is_due = is_due = self._times_ms <= limit_ms
         places, later = np.flatnonzero(is_due), np.flatnonzero(~is_due)
         counts = np.bincount(self._key[places], minlength=len(self.index))
@@ -199,7 +197,6 @@ class WaitingRows:
 
 
 def _sort_rows(keys: Array, times_ms: Array) -> Array:
-    """Return the stable order of rows by key and time."""
     count = len(keys)
     if not count:
         return np.empty(0, dtype=np.int64)
@@ -214,7 +211,6 @@ def _sort_rows(keys: Array, times_ms: Array) -> Array:
 
 
 def _find_runs(numbers: Array) -> Iterable[tuple[int, int, int]]:
-    """Return number, begin and end of each run of equal numbers."""
     if not len(numbers):
         return ()
     begins = np.concatenate([[0], np.flatnonzero(np.diff(numbers)) + 1])

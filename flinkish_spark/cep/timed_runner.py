@@ -32,8 +32,6 @@ class TimedRowsOperator(KeyedStreamOperator, ABC):
 
 @dataclass
 class _Part:
-    """Rows of one input on one side of the watermark."""
-
     source: int
     shape: InputShape
     rows: pa.RecordBatch

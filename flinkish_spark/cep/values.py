@@ -41,14 +41,12 @@ def _make_error(value: str, why: str) -> PatternError:
 
 
 def whole(bits: int, value: int) -> int:
-    """Return the number, or raise if it does not fit into `bits` bits."""
     if -(1 << (bits - 1)) <= value < 1 << (bits - 1):
         return value
     raise _make_error(f"{value} is computed", f"it does not fit into {_SIZES[bits]}")
 
 
 def single(value: float) -> float:
-    """Round a number to FLOAT."""
     return ctypes.c_float(value).value
 
 

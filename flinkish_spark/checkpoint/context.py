@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from flinkish_spark.checkpoint.hooks import MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership
-from flinkish_spark.checkpoint.retention import CheckpointPins
+from flinkish_spark.checkpoint.pins import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.statistics import CheckpointTracker
 from flinkish_spark.checkpoint.transactional_ids import BlockPool

@@ -26,8 +26,6 @@ from flinkish_spark.protocol.watermark_alignment import (
 # what counts is in Spark's offset log.
 @dataclass(frozen=True, slots=True)
 class AlignmentStatus:
-    """Where a chained source stands."""
-
     #: Whether it stands at a cut, so that it waits for a checkpoint of this job or could draw one now.
     wants_checkpoint: bool
     #: What it waits for, in words; part of the reason of a checkpoint that expires.

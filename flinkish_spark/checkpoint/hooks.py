@@ -51,8 +51,6 @@ _CLAIM_LOCK = threading.Lock()
 
 
 class MasterHooks:
-    """The hooks of a job by name."""
-
     def __init__(
         self, hooks: Sequence[MasterHook] = (), unknown: UnknownHookState = UnknownHookState.REFUSE
     ) -> None:
@@ -89,7 +87,6 @@ class MasterHooks:
         return tuple(Participant(ParticipantKind.HOOK, name) for name in self._hooks)
 
     def trigger(self, checkpoint: CheckpointId) -> dict[Participant, Any]:
-        """Call every hook and return their states as they are stored."""
         found = {}
         with self._calling(f"checkpoint {checkpoint}"):
             for name, hook in self._hooks.items():
@@ -152,7 +149,6 @@ class MasterHooks:
 
 @contextmanager
 def _translate_errors(name: str, what: str, what_to_do: str) -> Iterator[None]:
-    """Wrap a hook's exception in a HookError."""
     try:
         yield
     except USER_ERRORS as error:
@@ -283,7 +279,6 @@ class JobStates:
         self._tell("on_waits", waits)
 
     def _tell(self, method: str, *what: object) -> None:
-        """Call a method of all listeners that have it."""
         for listener in self._listeners:
             tell = getattr(listener, method, None)
             if tell is None:

@@ -43,12 +43,12 @@ from flinkish_spark.core.steps import Observer, Step
 from flinkish_spark.core.store import CreateResult, ObjectMissing
 from flinkish_spark.core.store_spec import StoreSpec, redact_url
 from flinkish_spark.core.validation import instance_of
-from flinkish_spark.protocol.decisions import Decision, Receipt, TriggerRecord, Verdict
+from flinkish_spark.protocol.decisions import Decision, Receipt, RestagedEpoch, TriggerRecord, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import OFFSETS, SINKS
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, SinkAck, StagedBatch
-from flinkish_spark.protocol.replay import CannotReplay, RestagedEpoch, RestageResult, plan_replay, restage
+from flinkish_spark.protocol.replay import CannotReplay, RestageResult, plan_replay, restage
 from flinkish_spark.protocol.retention import CheckpointPart
 
 LOG = logging.getLogger(__name__)

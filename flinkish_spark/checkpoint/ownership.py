@@ -221,7 +221,6 @@ class BeatLease:
         LOG.warning("nothing was heard for %s ms of the owner %s, %s", self._lease_ms, epoch, holder)
 
     def on_taken_over(self, epoch: OwnerEpoch) -> None:
-        """Start to beat as this owner, in a thread of its own."""
         self._stop()
         self._mine, self._stopping = epoch, threading.Event()
         self._thread = self._threads.start("flinkish-beat", partial(self._beat, epoch, self._stopping))
@@ -324,7 +323,6 @@ class Ownership:
         self._is_left.set()
 
     def why_foreign(self, mark: Mark, upto: CheckpointId) -> str:
-        """Return why a mark is not of this owner's timeline; empty if it is."""
         why, owner = self.timeline.why_not_ours(mark, upto), mark.owner_epoch
         if not why and owner is not None and owner > self.epoch:
             why = f"its owner {owner} is newer than any that the directory knows"

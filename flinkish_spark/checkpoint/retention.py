@@ -21,7 +21,6 @@ A bucket has no links, and a copy of each file would cost a request. There a pin
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import errno
 import itertools
@@ -30,13 +29,13 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
 from flinkish_spark.checkpoint.ownership import Ownership, seal_open_ids
-from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, missing_entry, translate_disk_errors
+from flinkish_spark.checkpoint.pins import PINS, CheckpointPins, PinManifest
+from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog, translate_disk_errors
 from flinkish_spark.checkpoint.state_files import (
     StateFileNotFoundError,
     StateInBucket,
@@ -56,12 +55,10 @@ from flinkish_spark.core.clock import Clock
 from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import CorruptObjectError, JobDirError, StoreError
 from flinkish_spark.core.job_dir import JobDir
-from flinkish_spark.core.store import SealedObjects, make_directories, sync_directory
+from flinkish_spark.core.store import make_directories, sync_directory
 from flinkish_spark.core.store_spec import StoreSpec
-from flinkish_spark.protocol.bases import BASES, Base, LiveBases, find_superseded
-from flinkish_spark.protocol.codec import LEFT_OUT, Check, StoredObject
+from flinkish_spark.protocol.bases import BASES, find_superseded
 from flinkish_spark.protocol.decisions import Decision, Verdict
-from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.lineage import RewindKind
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS, STATE
@@ -76,118 +73,10 @@ from flinkish_spark.protocol.retention import (
 )
 
 LOG = logging.getLogger(__name__)
-#: Folder of the pins below the job directory.
-PINS = "pins"
 #: How often a pin starts over when Spark's maintenance deletes a file meanwhile.
 _TRIES = 5
 #: The file system has no hard links, none between these folders, or the file has too many.
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS})
-
-
-def _name_of_a_file(name: str) -> str:
-    if Path(name).is_absolute() or ".." in name.split("/"):
-        raise ValueError(f"{name!r} is not the name of a state file")
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class PinManifest(StoredObject):
-    checkpoint: CheckpointId
-    batch: BatchId
-    #: Log entries byte for byte by their key below Spark's checkpoint.
-    log: Mapping[str, str]
-    #: Files below Spark's state folder, with their sizes in bytes.
-    files: Mapping[Annotated[str, Check(_name_of_a_file)], int]
-    #: Folder of these files, below the job directory.
-    folder: Annotated[str, Check(_name_of_a_file)] = field(default=f"{PINS}/{STATE}", metadata=LEFT_OUT)
-    #: Files of big key groups in a bucket, below their own folder.
-    bases: tuple[Base, ...] = field(default=(), metadata=LEFT_OUT)
-
-    @property
-    def live_bases(self) -> LiveBases:
-        return LiveBases(self.batch, frozenset(self.bases))
-
-
-class CheckpointPins(abc.ABC):
-    """Keeps the files that retained checkpoints need; used by one thread at a time."""
-
-    def __init__(self, log: SparkLog) -> None:
-        self._log, self._store = log, log.store
-        self._objects = SealedObjects(log.store, "the job directory")
-        self._manifests: dict[CheckpointId, PinManifest] = {}
-
-    @abc.abstractmethod
-    def pin(self, decision: Decision) -> None:
-        """Keep the files of a decided checkpoint; Spark may run meanwhile. A second call does nothing."""
-
-    @abc.abstractmethod
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        """Return which file a pin lacks; empty if :meth:`restore` will work."""
-
-    @abc.abstractmethod
-    def restore(self, checkpoint: CheckpointId) -> None:
-        """Set Spark's state and log entries back to a checkpoint; may be cut off and repeated."""
-
-    def unpin(self, checkpoint: CheckpointId) -> None:
-        """Delete a pin; a missing one is no error."""
-        self._store.delete(_key(checkpoint))
-        self._manifests.pop(checkpoint, None)
-
-    def clean(self, require_owner: Callable[[], None]) -> None:
-        """Delete files that no pin needs, if a cleaning is due; called after each receipt."""
-
-    def list_pinned(self) -> frozenset[CheckpointId]:
-        """Return the checkpoints that have a complete pin."""
-        return frozenset(CheckpointId(number) for number in self._objects.numbers(PINS))
-
-    def log_entries(self, checkpoint: CheckpointId) -> Mapping[str, str]:
-        """Return the pinned log entries by key, such as ``"offsets/7"``; empty without a pin."""
-        manifest = self._read_manifest(checkpoint)
-        return {} if manifest is None else manifest.log
-
-    def _write(self, manifest: PinManifest) -> None:
-        self._store.create_if_absent(_key(manifest.checkpoint), seal("pin", manifest.to_json()))
-        self._manifests[manifest.checkpoint] = manifest
-
-    def _read_manifest(self, checkpoint: CheckpointId) -> PinManifest | None:
-        if checkpoint not in self._manifests:
-            found = self._objects.optional(_key(checkpoint), "pin", PinManifest.from_json)
-            if found is None:
-                return None
-            self._manifests[checkpoint] = found
-        return self._manifests[checkpoint]
-
-    def _read_all_manifests(self) -> list[PinManifest]:
-        return [manifest for one in self.list_pinned() if (manifest := self._read_manifest(one)) is not None]
-
-    def _read_entries(self, decision: Decision) -> dict[str, str]:
-        at = decision.batch
-        entries = {f"{OFFSETS}/{at}": decision.offsets_text, f"{COMMITS}/{at}": decision.commits_text}
-        if at > BatchId(0):
-            # Spark's restart also reads the entry before the newest.
-            before = BatchId(at.value - 1)
-            text = self._log.read(OFFSETS, before)
-            if text is None:
-                raise missing_entry(OFFSETS, before, decision.checkpoint)
-            entries[f"{OFFSETS}/{before}"] = text
-        return entries
-
-    def _put_entries_back(self, manifest: PinManifest) -> None:
-        for entry, text in manifest.log.items():
-            log, _, batch = entry.partition("/")
-            if self._log.read(log, BatchId(int(batch))) != text:
-                self._log.restore(log, BatchId(int(batch)), text)
-
-    def _check_restorable(self, checkpoint: CheckpointId, trouble: str) -> PinManifest:
-        manifest = self._read_manifest(checkpoint)
-        if manifest is None or trouble:
-            raise CorruptObjectError(
-                f"checkpoint {checkpoint} cannot be restored",
-                why=trouble,
-                what_to_do="go back to another checkpoint",
-                checkpoint=checkpoint,
-            )
-        return manifest
 
 
 class SparkPins(CheckpointPins):
@@ -244,22 +133,16 @@ class SparkPins(CheckpointPins):
             sync_directory(folder)
         return sizes
 
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._read_manifest(checkpoint)
-        if manifest is None:
-            return "the state that it needs is not kept any more"
-        for name, size in manifest.files.items():
-            with translate_disk_errors(f"look at the pin of checkpoint {checkpoint}"):
-                try:
-                    found = (self._pool / name).stat().st_size
-                except FileNotFoundError:
-                    return f"the kept state file {name} is gone"
-            if found != size:
-                return f"the kept state file {name} has {found} bytes instead of {size}"
-        return ""
+    def _find_sizes(self, manifest: PinManifest) -> Mapping[str, int]:
+        found = {}
+        with translate_disk_errors(f"look at the pin of checkpoint {manifest.checkpoint}"):
+            for name in manifest.files:
+                with contextlib.suppress(FileNotFoundError):
+                    found[name] = (self._pool / name).stat().st_size
+        return found
 
     def restore(self, checkpoint: CheckpointId) -> None:
-        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._read_restorable(checkpoint)
         with translate_disk_errors(f"restore checkpoint {checkpoint}"):
             self._put_back(manifest)
             for name, path in _files_below(self._state):
@@ -369,23 +252,14 @@ class BucketPins(CheckpointPins):
             by_store.setdefault(version.folder, []).append(version)
         return by_store
 
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        manifest = self._read_manifest(checkpoint)
-        if manifest is None:
-            return "the state that it needs is not kept any more"
+    def _find_sizes(self, manifest: PinManifest) -> Mapping[str, int]:
         found = self._files.sizes_below(manifest.folder) if manifest.files else {}
-        for name, size in manifest.files.items():
-            if name not in found:
-                return f"the kept state file {name} is gone"
-            if found[name] != size:
-                return f"the kept state file {name} has {found[name]} bytes instead of {size}"
-        there = self._files.sizes_below(BASES) if manifest.bases else {}
-        gone = [name for name in manifest.bases if name not in there]
-        return f"the kept state file {BASES}/{gone[0]} is gone" if gone else ""
+        bases = self._files.sizes_below(BASES) if manifest.bases else {}
+        return {**found, **{f"{BASES}/{name}": size for name, size in bases.items()}}
 
     def restore(self, checkpoint: CheckpointId) -> None:
         """Copy missing files, then restore the log entries; bases stay where they are."""
-        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._read_restorable(checkpoint)
         if manifest.files:
             there = self._files.sizes_below(self._state)
             # Names of versions are unique over all lineages; those of an operator's metadata are not.
@@ -483,10 +357,6 @@ def _is_older(name: str, oldest: int) -> bool:
         return False
     version = _version_of(rest)
     return version is None or version <= oldest + 1
-
-
-def _key(checkpoint: CheckpointId) -> str:
-    return f"{PINS}/{checkpoint}.json"
 
 
 def _files_below(folder: Path) -> list[tuple[str, Path]]:

@@ -254,7 +254,6 @@ class BucketLog(SparkLog):
 
     @staticmethod
     def find_newest_complete(store: Store, below: OwnerEpoch) -> OwnerEpoch | None:
-        """Return the newest owner epoch under `below` whose folder is complete; None if there is none."""
         epochs = SealedObjects(store, "the job directory").numbers("spark")
         newest = max((epoch for epoch in epochs if epoch < below.value), default=None)
         return None if newest is None else OwnerEpoch(newest)

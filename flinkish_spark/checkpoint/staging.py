@@ -33,7 +33,6 @@ class OwnerLock(Protocol):
 
 
 def micro_batch_in(log: SparkLog, batch: BatchId) -> MicroBatch:
-    """Return a micro-batch that Spark has logged, in the form that tasks get."""
     earlier = None if batch == BatchId(0) else _read_offsets(log, BatchId(batch.value - 1))
     return MicroBatch.from_log(batch.value, _read_position(log, batch), earlier)
 
@@ -76,7 +75,6 @@ class StagingContext:
         return max(drawn, self.ownership.timeline.newest.next())
 
     def find_position_after(self, batch: BatchId) -> LoggedOffsets:
-        """Return the end offsets of the sources in a running micro-batch."""
         return _read_position(self.log, batch)
 
     def _find_drawn(self, batch: BatchId) -> CheckpointId:

@@ -93,8 +93,6 @@ StateFolder = StateOnDisk | StateInBucket
 
 @dataclass(frozen=True, slots=True)
 class StoreVersion:
-    """One version of one state store."""
-
     #: Where the store is, below the state folder: ``<operator>/<partition>``.
     folder: str
     #: State version; micro-batch N writes version N+1.
@@ -172,7 +170,6 @@ def bases_up_to(state: Path, batch: int) -> tuple[str, ...]:
 
 
 def operator_files(state: StateFolder, stores: Sequence[StoreVersion]) -> tuple[str, ...]:
-    """Return the files that describe the operators of stores at their version."""
     versions = {store.folder.partition("/")[0]: store.version for store in stores}
     found = []
     for operator, version in sorted(versions.items()):
@@ -206,7 +203,6 @@ def correct_schema_paths(store: Store, state: str, state_url: str) -> None:
 
 
 def is_of_operator(name: str) -> bool:
-    """Return whether a file describes one of Spark's own operators from a micro-batch on."""
     folders = name.split("/")[:-1]
     return _SCHEMAS in folders or (_METADATA in folders and _BY_BATCH in folders)
 

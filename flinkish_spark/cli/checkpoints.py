@@ -230,7 +230,6 @@ def _row(view: CheckpointView) -> tuple[object, ...]:
 
 
 def _reason(view: CheckpointView) -> str:
-    """Return the remark on a checkpoint."""
     if view.superseded_by is not None:
         return f"left behind by the rewind that began lineage {view.superseded_by}"
     if view.failure is None:

@@ -112,7 +112,6 @@ def _order(row: TopicRow) -> tuple[int, int, bool]:
 
 
 def _find_open(wire: KafkaWire, places: Sequence[Place]) -> list[tuple[int, ActiveProducer]]:
-    """Return partition and producer of each open transaction."""
     producers = wire.producers(places)
     return [(place[1], one) for place in places for one in producers[place] if one.open_since is not None]
 

@@ -288,7 +288,6 @@ def _acquire(job: StoredJob, lock: OwnerLock) -> None:
 # Transactions are planned and ended with the job's lock held, so that no owner stages, decides or ends
 # anything meanwhile. A commit does what the next start would do; an abort never touches a named transaction.
 def plan_commits(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
-    """Plan the commit of all decided transactions, or of the `wanted` ones."""
     decided = [one for one in found if one.standing is Standing.DECIDED]
     ends = []
     for one in found:
@@ -319,7 +318,6 @@ def _why_not_committed(
 
 
 def plan_aborts(found: Sequence[FoundTransaction], wanted: frozenset[str]) -> list[Ending]:
-    """Plan the abort of all open leftovers, or of the `wanted` ones."""
     ends = []
     for one in found:
         if wanted and str(one.name) not in wanted:
@@ -342,7 +340,6 @@ def _why_not_aborted(one: FoundTransaction) -> str:
 
 
 def commit(job: StoredJob, client: TransactionClient, ends: Sequence[Ending]) -> list[Ending]:
-    """Commit the transactions of each sink with the job's own committer, in its order."""
     done: list[Ending] = []
     for _, group in groupby(
         sorted(ends, key=lambda end: _order(end.found)), lambda end: _whole_of(end.found)

@@ -31,7 +31,6 @@ class PartReader(ABC):
 
     @property
     def column(self) -> str:
-        """Name of a column with the structs that it reads."""
         return f"{PREFIX}read_{self.name}"
 
     @abstractmethod
@@ -66,7 +65,6 @@ class PartWriter(ABC):
         return {}
 
     def spark_column_types(self) -> dict[str, T.DataType]:
-        """Return the types of the columns that :meth:`spark_columns` may return."""
         return {}
 
     @abstractmethod
@@ -153,5 +151,4 @@ def name_schema_fact(uid: str, part: str) -> str:
 
 
 def name_metadata_column(name: str) -> str:
-    """Return the name of the column for a metadata field of a value's format."""
     return "_" + name.replace(".", "_").replace("-", "_")

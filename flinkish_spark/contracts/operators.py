@@ -44,7 +44,6 @@ class OperatorFactory(ABC):
 
     @property
     def display_name(self) -> str:
-        """Name of its operators in the job graph."""
         return type(self).__name__
 
     @property
@@ -61,5 +60,4 @@ class OperatorFactory(ABC):
         return None
 
     def find_late_outputs(self, *schemas: T.StructType) -> Sequence[tuple[OutputTag, T.StructType]]:
-        """Return the side outputs of late elements, each with the elements' fields."""
         return ()

@@ -134,8 +134,6 @@ class GroupOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StageRequest:
-    """One micro-batch to stage."""
-
     #: What makes :attr:`rows`; a writer that applies one worker to them goes on with it in the same pass.
     #: A plan for a pass that several sinks share is made without.
     source: DataFrame | ArrowPass

@@ -293,7 +293,5 @@ class Source(ABC):
 
 @dataclass(frozen=True, eq=False)
 class SourceNode:
-    """A source in the stream graph."""
-
     uid: str
     source: Source

@@ -40,8 +40,6 @@ _LONGEST_NAME = 200
 
 @dataclass(slots=True)
 class TaskMetric:
-    """The values of one metric of a function, measured in one task."""
-
     kind: UserMetricKind
     count: int = 0
     total: float = 0.0

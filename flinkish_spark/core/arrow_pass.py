@@ -112,8 +112,6 @@ class ComposedWorker:
 
 @dataclass(frozen=True)
 class _ColumnRenamer:
-    """Renames the columns of batches for a worker."""
-
     worker: Worker
     names: tuple[str, ...]
 

@@ -53,8 +53,6 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Arity:
-    """Number of arguments that a function gets."""
-
     count: int
 
 
@@ -159,7 +157,7 @@ class _Rule:
                 with raise_config_errors(what_to_do):
                     self.bounds.check(name, value, self.kinds)
             return value
-        names = self._choices()
+        names = [one for kind in self.kinds if isinstance(kind, type) for one in members_of(kind)]
         wanted = self._describe(names)
         if isinstance(value, (Mapping, list, tuple, set, frozenset)):
             # It may have a secret in it.
@@ -167,9 +165,6 @@ class _Rule:
             what = f"{name} is a {type(value).__name__}{' of ' if members else ''}{', '.join(members)}"
             raise ConfigError(what, why=f"it must be {wanted}", what_to_do=what_to_do, setting=name)
         raise unusable(name, value, wanted=wanted, what_to_do=what_to_do, choices=names)
-
-    def _choices(self) -> list[str]:
-        return [one for kind in self.kinds if isinstance(kind, type) for one in members_of(kind)]
 
     def _describe(self, choices: Sequence[str]) -> str:
         """Return what is wanted: choices by name, other classes as instances."""

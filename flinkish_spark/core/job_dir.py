@@ -28,15 +28,20 @@ from flinkish_spark.core.store import (
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.core.validation import instance_of, to_path
 from flinkish_spark.protocol.codec import StoredObject
-from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord, Verdict
+from flinkish_spark.protocol.decisions import (
+    Decision,
+    Receipt,
+    RestagedEpoch,
+    RewindIntent,
+    TriggerRecord,
+    Verdict,
+)
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.job_graph import JobGraph
 from flinkish_spark.protocol.job_report import JobReport
 from flinkish_spark.protocol.lineage import LineageHistory, RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.replay import RestagedEpoch
-from flinkish_spark.protocol.savepoints import Seed
 from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch, Timeline
@@ -182,7 +187,6 @@ class JobDir:
         return self._objects.read(f"{_TIMELINE}/{epoch}.json", "stretch", Stretch.from_json)
 
     def stretches(self) -> dict[OwnerEpoch, Stretch]:
-        """Return the stretch that each owner began, in order."""
         epochs = sorted(self._objects.numbers(_TIMELINE))
         return {OwnerEpoch(epoch): self._stretch(epoch) for epoch in epochs}
 
@@ -281,7 +285,6 @@ class JobDir:
         return decision if decision is None or restaged is None else restaged.apply(decision)
 
     def find_restaged(self, checkpoint: CheckpointId) -> RestagedEpoch | None:
-        """Return the newest replay of a checkpoint, or None if there was none."""
         number = max(self._objects.numbers(f"restaged/{checkpoint}"), default=0)
         key = f"restaged/{checkpoint}/{number}.json"
         # If it is gone since it was listed, it was deleted with its checkpoint, after the receipt.
@@ -292,14 +295,12 @@ class JobDir:
         return self._create(f"restaged/{restaged.checkpoint}/{restaged.number}.json", "restaged", restaged)
 
     def forget_restaged(self, checkpoints: Collection[CheckpointId]) -> None:
-        """Delete the replays of deleted checkpoints."""
         there = self._objects.numbers("restaged", "")
         for checkpoint in (one for one in checkpoints if one.value in there):
             for number in sorted(self._objects.numbers(f"restaged/{checkpoint}")):
                 self.store.delete(f"restaged/{checkpoint}/{number}.json")
 
     def list_checkpoint_ids(self) -> tuple[CheckpointId, ...]:
-        """Return all ids that have a folder, in order of id."""
         return tuple(CheckpointId(n) for n in sorted(self._objects.numbers("checkpoints", "")))
 
     def live_commits(self) -> tuple[Decision, ...]:
@@ -386,12 +387,6 @@ class JobDir:
 
     def lineage(self) -> Lineage:
         return Lineage(max(self._objects.numbers("rewinds"), default=0))
-
-    def seed(self, lineage: Lineage) -> Seed | None:
-        return self._optional(f"{seed_folder(lineage)}/seed.json", "seed", Seed)
-
-    def write_seed(self, seed: Seed) -> None:
-        self.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
 
 
 def answers_folder(uid: str, way: str) -> str:

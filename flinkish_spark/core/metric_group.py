@@ -29,8 +29,6 @@ def ask_gauges(counts_as: str) -> None:
 
 
 class _Metric:
-    """A metric of one function, in the current task."""
-
     kind: UserMetricKind
 
     def __init__(self, uid: str, name: str, place: _Place) -> None:
@@ -49,16 +47,12 @@ class _Metric:
 
 
 class Counter(_Metric):
-    """Counts up, or down."""
-
     kind = UserMetricKind.COUNTER
 
     def inc(self, n: int = 1) -> None:
-        """Count up by `n`."""
         self._here().count += _whole(n, "a counter is changed by")
 
     def dec(self, n: int = 1) -> None:
-        """Count down by `n`."""
         self._here().count -= _whole(n, "a counter is changed by")
 
     def get_count(self) -> int:
@@ -71,7 +65,6 @@ class Meter(_Metric):
     kind = UserMetricKind.METER
 
     def mark_event(self, value: int = 1) -> None:
-        """Count `value` events."""
         self._here().count += _whole(value, "a meter marks")
 
     def get_count(self) -> int:
@@ -84,7 +77,6 @@ class Distribution(_Metric):
     kind = UserMetricKind.DISTRIBUTION
 
     def update(self, value: float) -> None:
-        """Add a value."""
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise TypeError(f"a distribution takes finite numbers, not {value!r:.100}")
         self._here().add(float(value))

@@ -149,7 +149,6 @@ class ObjectStore(CountedStore):
             obstore.copy(self._bucket, path, target)
 
     def delete_all(self, keys: Collection[str]) -> None:
-        """Delete objects, a thousand with a request where the store can."""
         import obstore
 
         ordered = sorted(keys)

@@ -28,8 +28,6 @@ def requests_of_this_process() -> dict[str, int]:
 
 
 class CountedStore:
-    """A remote store, whose requests are counted by kind."""
-
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 

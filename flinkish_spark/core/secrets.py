@@ -115,6 +115,5 @@ _IN_URL = re.compile(r"(?<=://)[^\s/@:]*:[^\s/@]+@")
 
 
 def hide_secrets(text: str) -> str:
-    """Replace everything in a text that looks like a secret."""
     text = _SHOWN_SECRET.sub(rf"\g<1>{_HIDDEN}", text)
     return _IN_URL.sub(f"{_HIDDEN}@", _BEARER.sub(rf"\g<1> {_HIDDEN}", text))

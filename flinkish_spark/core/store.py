@@ -91,7 +91,6 @@ def _open_nonblocking(path: str, flags: int) -> int:
 
 
 def parse_key(key: str) -> PurePosixPath:
-    """Return a key as a path; raise ValueError if it is empty or leads out of the store."""
     path = PurePosixPath(key)
     if path.is_absolute() or not path.parts or any(part in ("..", ".") for part in path.parts):
         raise ValueError(f"not a store key: {key!r}")

@@ -125,7 +125,6 @@ class StoreSpec:
         return resolve_options(self.options)
 
     def find_secrets(self) -> tuple[str, ...]:
-        """Return the values that the options have from environment variables."""
         values = self.resolve()
         return tuple(values[name] for name, text in self.options if _BY_NAME.fullmatch(text))
 

@@ -158,7 +158,6 @@ class SubtaskFacts(Accumulators):
         return self._subtask().index
 
     def get_number_of_parallel_subtasks(self) -> int:
-        """Return how many subtasks the operator has."""
         parallelism = self._subtask().parallelism
         if parallelism is None:
             raise RuntimeError(

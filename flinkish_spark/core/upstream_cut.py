@@ -49,8 +49,6 @@ def flatten(values: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamCut:
-    """The upstream checkpoint at which a checkpoint of a chained job was drawn."""
-
     job: JobUuid
     checkpoint: CheckpointId
     #: For an unaligned cut: the offsets, start and end, that the upstream checkpoint holds and this

@@ -217,7 +217,6 @@ def add_operator(
     uid: str,
     max_parallelism: int | None,
 ) -> DataStream:
-    """Add an operator to the graph; with `output` None it has the fields of the input."""
     from flinkish_spark.datastream.data_stream import DataStream  # the two make each other
 
     node = declare_operator(environment.graph, entries, function, output, uid, max_parallelism)

@@ -640,7 +640,8 @@ def _check_session(spark: SparkSession) -> None:
     if not hasattr(type(spark), "readStream"):
         what_to_do = "give the session that SparkSession.builder.getOrCreate() returns"
         raise unusable("spark", spark, wanted="a SparkSession", what_to_do=what_to_do)
-    session.refuse_connect(spark)
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        session.jvm(spark)
     session.refuse_other_target(spark)
 
 

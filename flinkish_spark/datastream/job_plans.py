@@ -18,7 +18,7 @@ from flinkish_spark.planning.partitioning import fit_partitions, read_shuffle_pa
 from flinkish_spark.planning.planner import Planner
 from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.job_graph import PlanForm
-from flinkish_spark.protocol.savepoints import RestoreRules
+from flinkish_spark.protocol.restore import RestoreRules
 from flinkish_spark.savepoints.comparison import (
     Comparison,
     compare_saved,

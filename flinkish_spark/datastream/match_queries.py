@@ -62,7 +62,6 @@ def check_match_query(clauses: Sequence[MatchClause], others: Sequence[str], out
 
 
 def find_matches(stream: DataStream, clause: MatchClause, uid: str) -> DataStream:
-    """Return the matches of a clause in the stream that it names."""
     strategy = WatermarkStrategy.for_bounded_out_of_orderness(clause.delay_ms)
     timed = stream.assign_timestamps_and_watermarks(strategy.with_timestamp_assigner(clause.time_field))
     keys = clause.said.partition

@@ -213,7 +213,7 @@ class PatternStream:
         timed_out: tuple[OutputTag, Callable[[Match, int], Any]] | None,
         max_parallelism: int | None,
     ) -> DataStream:
-        _check_call("select", select, uid, 1, is_rows=is_flat)
+        check_function(select, f"select of '{uid}'", 1, is_rows=is_flat)
         kind = _FlatSelect if is_flat else _Select
         lost = (
             kind(select, None, None)
@@ -258,8 +258,6 @@ class PatternStream:
 
 
 class _Nothing(PatternProcessFunction):
-    """A placeholder until the function is known."""
-
     def process_match(self, match: Match, ctx: PatternContext) -> None:
         """Do nothing."""
 
@@ -285,12 +283,6 @@ class _Select(PatternProcessFunction):
         return (result,)
 
 
-def _check_call(name: str, function: object, uid: str, takes: int, *, is_rows: bool) -> None:
-    if not callable(function) or isinstance(function, type):
-        raise ConfigError(f"{name} of '{uid}' is {function!r}", what_to_do="give a function, or leave it out")
-    check_function(function, f"{name} of '{uid}'", takes, is_rows=is_rows)
-
-
 def _make_timeout_select(
     uid: str,
     timed_out: tuple[OutputTag, Callable[[Match, int], Any]],
@@ -298,7 +290,7 @@ def _make_timeout_select(
     select: Callable[[Match], Any] | None = None,
 ) -> _Select:
     tag, of_lost = timed_out
-    _check_call("timed_out", of_lost, uid, 2, is_rows=kind is _FlatSelect)
+    check_function(of_lost, f"timed_out of '{uid}'", 2, is_rows=kind is _FlatSelect)
     instance_of("timed_out", tag, OutputTag, what_to_do="give it an OutputTag and a function")
     return kind(select or _no_row, tag, of_lost)
 

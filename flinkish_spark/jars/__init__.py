@@ -74,7 +74,6 @@ def spark_home() -> Path:
 
 
 def find_pinned(role: Role, spark: str | None = None) -> list[str]:
-    """Return the Maven coordinates of one role, in the order of the pinned list."""
     if role == "broker":
         return [coordinate for known, _, coordinate in _lines() if known == role]
     minor = running_minor() if spark is None else spark

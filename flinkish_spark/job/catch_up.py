@@ -90,7 +90,6 @@ class CatchUp:
         return has_answers
 
     def look(self, inputs: Inputs, batch: BatchId) -> None:
-        """Note how far a staged micro-batch has read."""
         if self.is_reached:
             self._more += 1
         elif self.is_wanted and self._is_reached(inputs.sources, inputs.read_by(batch)):

@@ -38,8 +38,9 @@ from flinkish_spark.protocol.choices import Choice, closest
 from flinkish_spark.protocol.durations import milliseconds
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.restart import RestartStrategy
+from flinkish_spark.protocol.restore import NonRestoredState, UnpositionedSources
 from flinkish_spark.protocol.retention import CheckpointRetention
-from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
+from flinkish_spark.protocol.savepoints import ClaimMode
 from flinkish_spark.savepoints.files import RestoreSettings
 
 LOG = logging.getLogger(__name__)

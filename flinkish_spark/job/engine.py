@@ -12,7 +12,7 @@ from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import LatencyTracker
 from flinkish_spark.checkpoint.hooks import JobListener, MasterHooks
 from flinkish_spark.checkpoint.ownership import Ownership, new_token
-from flinkish_spark.checkpoint.retention import CheckpointPins
+from flinkish_spark.checkpoint.pins import CheckpointPins
 from flinkish_spark.checkpoint.spark_log import SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.checkpoint.statistics import PendingRecords, UserMetricKeeper

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ReportedJob:
-    """The reported execution."""
-
     name: str
     sources: Sequence[SourceNode] = ()
     #: Returns the planned job; None until its checks have passed.

@@ -43,7 +43,6 @@ class Inputs:
         return None if text is None else LoggedOffsets.parse(text)
 
     def read_by(self, batch: BatchId) -> LoggedOffsets:
-        """Return how far a micro-batch that runs reads."""
         text = self.log.read(OFFSETS, batch)
         assert text is not None
         return LoggedOffsets.parse(text)

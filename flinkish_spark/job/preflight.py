@@ -30,7 +30,7 @@ from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.planning.stream_graph import QueryNode, find_paths, find_scans, find_sources, find_uid
 from flinkish_spark.protocol.ids import JobUuid, OwnerEpoch
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
-from flinkish_spark.protocol.savepoints import find_changed_meaning
+from flinkish_spark.protocol.restore import find_changed_meaning
 from flinkish_spark.protocol.versions import SparkMinor, VersionStep, find_version_step
 from flinkish_spark.savepoints.restore import Restore, check_rescale, find_begun_chains
 from flinkish_spark.savepoints.seeds import BUNDLES, RESTORED_FROM, find_claimant

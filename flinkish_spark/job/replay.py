@@ -34,18 +34,11 @@ from flinkish_spark.core.offset_log import LoggedOffsets
 from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import CreateResult
 from flinkish_spark.job.engine import QueryEngine, QueryPlan
-from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.decisions import Decision, RestagedEpoch
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.micro_batches import COMMITS, OFFSETS
 from flinkish_spark.protocol.records import Committable, StagedBatch
-from flinkish_spark.protocol.replay import (
-    BatchReplay,
-    CannotReplay,
-    ReplayPlan,
-    RestagedEpoch,
-    plan_replay,
-    restage,
-)
+from flinkish_spark.protocol.replay import BatchReplay, CannotReplay, ReplayPlan, plan_replay, restage
 
 LOG = logging.getLogger(__name__)
 _WATCH_MS = 20
@@ -239,8 +232,6 @@ class _Replay:
 
 @dataclass
 class _ReplayWriter:
-    """The foreachBatch function of a replay."""
-
     part: BatchReplay
     sink: str
     staging: Staging

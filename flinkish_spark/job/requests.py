@@ -239,7 +239,6 @@ class RequestFiles:
         return self._objects.optional(self._key(Part.CLAIM), "claim", Claim.from_json)
 
     def give_answer(self, answer: Reply) -> None:
-        """Store the answer, unless there is one already."""
         self._store.create_if_absent(self._key(Part.ANSWER), seal("answer", answer.to_json()))
 
     def answer(self) -> Reply | None:

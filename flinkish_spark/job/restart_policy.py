@@ -81,7 +81,6 @@ class RestartPolicy:
         return verdict.delay_ms
 
     def ran_well(self) -> None:
-        """Record a confirmed checkpoint as progress."""
         self._failed_records -= self._unplaced
         self._unplaced.clear()
         self._repeated = self._repeated.reset()

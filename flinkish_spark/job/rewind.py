@@ -48,7 +48,7 @@ from flinkish_spark.protocol.records import Outcome
 
 if TYPE_CHECKING:
     from flinkish_spark.checkpoint.context import JobContext
-    from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.checkpoint.pins import CheckpointPins
     from flinkish_spark.job.inputs import Inputs
 
 LOG = logging.getLogger(__name__)
@@ -116,7 +116,6 @@ class Rewinder:
         return next(filter(None, answers), "")
 
     def refuse(self, order: RewindOrder, reason: str) -> None:
-        """Close an order that cannot be carried out, and raise RewindError."""
         self.job.job_dir.refuse_rewind_order(order, reason)
         raise _make_error(order.target, reason)
 
@@ -161,7 +160,6 @@ class Rewinder:
         return removed
 
     def finish(self, intent: RewindIntent) -> None:
-        """Carry out the intent, then move it to the history."""
         # Spark's side comes first: if it fails, no external system has changed.
         if intent.kind is RewindKind.RESEED:
             self._begin_anew(intent)
@@ -289,8 +287,6 @@ def find_rewind_status(job_dir: JobDir, order: RewindOrder) -> RewindStatus:
 
 
 class PendingRewind:
-    """A rewind order with its status, read from the job directory."""
-
     def __init__(self, job_dir: JobDir, order: RewindOrder, clock: Clock) -> None:
         self._job_dir, self.order, self._clock = job_dir, order, clock
 

@@ -112,7 +112,6 @@ class JobSnapshot:
 
     @property
     def _says_its_end(self) -> bool:
-        """Return True if the newest owner has reported the end of the job."""
         report = self.report
         return report is not None and report.owner_epoch == self.owner_epoch and report.status.is_terminal
 
@@ -209,7 +208,6 @@ class JobSnapshot:
 
     @cached_property
     def pending_committables(self) -> dict[str, int]:
-        """Count decided, unconfirmed committables by sink."""
         newest = self.newest_commits[:1]
         waiting = [one for one in newest if self.job.job_dir.receipt(one.checkpoint) is None]
         return {uid: len(found) for one in waiting for uid, found in one.group_by_sink().items()}

@@ -29,7 +29,8 @@ from flinkish_spark.bridge.worker_processes import is_cold, preload_workers, war
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.event_time import TrackedStaging
 from flinkish_spark.checkpoint.ownership import BeatLease, JobLock, Ownership
-from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket, pins_of
+from flinkish_spark.checkpoint.pins import CheckpointPins
+from flinkish_spark.checkpoint.retention import fence_in_bucket, pins_of
 from flinkish_spark.checkpoint.spark_log import (
     BucketLog,
     SparkLog,
@@ -144,8 +145,6 @@ def run_in_order(works: Sequence[Callable[[], Any]]) -> list[Any]:
 
 @dataclass(frozen=True)
 class SinkPass:
-    """A sink that stages alone, or several in one pass."""
-
     sinks: tuple[PlannedSink, ...]
     #: Number of times that the rows are read.
     readings: int = 1

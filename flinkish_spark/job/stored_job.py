@@ -32,7 +32,7 @@ from flinkish_spark.protocol.statistics import (
 from flinkish_spark.protocol.time_plan import sum_counts, sum_late_records
 
 if TYPE_CHECKING:
-    from flinkish_spark.checkpoint.retention import CheckpointPins
+    from flinkish_spark.checkpoint.pins import CheckpointPins
 
 
 #: Exceptions of decoding a stored value with a structure that no job writes.
@@ -70,7 +70,6 @@ class StoredJob:
 
     @property
     def is_plain_query(self) -> bool:
-        """Return whether these are the sinks of a plain query, which takes no orders."""
         return bool((self.job_dir.find_settings() or {}).get(BY_MICRO_BATCH))
 
     def pins(self) -> CheckpointPins:
@@ -88,8 +87,6 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointView:
-    """One checkpoint, from the job directory and from the statistics."""
-
     checkpoint: CheckpointId
     #: None each if the job directory does not have it, or no longer.
     trigger: TriggerRecord | None

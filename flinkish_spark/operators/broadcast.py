@@ -104,8 +104,6 @@ class ContextFacts:
 
 
 class BroadcastSideContext(ContextFacts):
-    """Given to `process_broadcast_element`."""
-
     __slots__ = ("_is_declared", "applications", "count", "tables")
 
     def __init__(self, is_declared: Callable[[StateDescriptor], bool]) -> None:
@@ -143,7 +141,6 @@ class BroadcastSide:
         self.context.tables = BroadcastTables(uid, self._descriptors, None)
 
     def begin(self, value: bytes | memoryview | None) -> None:
-        """Begin a micro-batch with the stored value of the partition, or None."""
         self.context.applications = []
         if value != self._value or self.context.tables.is_changed:
             self.context.tables = BroadcastTables(self._uid, self._descriptors, value)
@@ -277,7 +274,5 @@ class BroadcastRun:
 
 
 class _ElementContext(ContextFacts):
-    """Context of a function on an unkeyed stream, for one element."""
-
     __slots__ = ("get_broadcast_state",)
     get_broadcast_state: Callable[[MapStateDescriptor], ReadOnlyBroadcastState[Any, Any]]

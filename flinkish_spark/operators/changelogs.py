@@ -82,8 +82,6 @@ class RetractingFold(ABC):
 
 
 class RetractingCount(RetractingFold):
-    """Number of rows with a value."""
-
     kept = ("LONG",)
     nothing = (0,)
 

@@ -201,8 +201,6 @@ AGGREGATE = "aggregate"
 
 
 class ColumnAggregation(ABC):
-    """An aggregate of a keyed stream, over columns."""
-
     @abstractmethod
     def state_type(self) -> str:
         """Return the type of the state per key, as DDL."""
@@ -479,8 +477,6 @@ class _RowAggregation(ColumnAggregation):
 
 
 class ReducedRows(_RowAggregation):
-    """Reduction of the elements of each key."""
-
     def __init__(self, reduce: ReduceFunction | Callable[[Any, Any], Any], input_type: str) -> None:
         super().__init__(reduce, input_type)
 
@@ -505,7 +501,6 @@ class AggregatedRows(_RowAggregation):
         return self._columns(_fold_rows(rows, groups, len(first), self._begin, self._add))
 
     def results(self, merged: pa.RecordBatch) -> list[Any]:
-        """Return the results of the keys in a batch from :func:`merge`, which may be None."""
         return [copy_if_mutable(self._function.get_result(made)) for made in self._rows(merged.columns)]
 
     def _begin(self, row: Any) -> Any:

@@ -364,7 +364,6 @@ class WindowRules:
 
 
 def is_all(places: Array, count: int) -> bool:
-    """Return whether positions are all of them, in order."""
     return len(places) == count and bool((places[1:] > places[:-1]).all())
 
 
@@ -481,8 +480,6 @@ class WindowFold:
 
 
 class StoredWindows:
-    """The stored windows of the keys of a micro-batch."""
-
     def __init__(
         self,
         table: DueTable,
@@ -579,7 +576,6 @@ class _GroupWindows:
 
 
 def _prepend_times(times: pa.Array, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-    """Return a batch of the times followed by columns, under arbitrary names."""
     arrays = [times, *columns]
     return pa.RecordBatch.from_arrays(arrays, names=[f"c{at}" for at in range(len(arrays))])
 

@@ -61,7 +61,6 @@ class KeyedStreamOperator(ABC):
         return None
 
     def hashes_to_load(self, group: GroupState) -> Array:
-        """Return the hashes of keys to load besides those with elements or due timers."""
         return np.empty(0, dtype=np.int64)
 
     def apply(self, run: GroupRun, progress: Progress) -> None:
@@ -320,8 +319,6 @@ class FlatMapRecords(RecordFunction):
 
 
 class FilterRecords(RecordFunction):
-    """Emits the records for which the function returns true."""
-
     #: Copies the record for the function; None if records cannot change.
     take: Copier | None = staticmethod(copy_if_mutable)
 

@@ -79,7 +79,6 @@ def make_folding(computation: WindowComputation, element_type: ElementType) -> F
 def make_contents_descriptor(
     computation: WindowComputation, element_type: ElementType
 ) -> AggregatingStateDescriptor | ReducingStateDescriptor | ListStateDescriptor:
-    """Return the descriptor of the state that stores the accumulators."""
     if isinstance(computation, AggregateWindow):
         return AggregatingStateDescriptor(OPEN, computation.aggregate, computation.accumulator_type)
     if isinstance(computation, ReduceWindow):
@@ -139,8 +138,6 @@ def _wrap(result: Any) -> Sequence[Any]:
 
 
 class WindowContents:
-    """The content of the current window of the current key."""
-
     def __init__(self, computation: WindowComputation, input_type: ElementType) -> None:
         self._computation, self._type = computation, input_type
         #: Whether a window function gets a copy of the result, since it might change the accumulator.
@@ -175,7 +172,6 @@ class WindowContents:
         self._table.remove(self._scope)
 
     def merge(self, slot: Any, into: Any) -> None:
-        """Move the content of one slot to the end of another one's."""
         entries = self._table.entries
         before, behind = entries.get(into), entries.pop(slot, None)
         if before is not None and behind is not None:
@@ -190,7 +186,6 @@ class WindowContents:
         return self._folding.merge(before, behind)
 
     def _elements(self, held: Any) -> Sequence[Any]:
-        """Return the elements for the window function; none if the result is None."""
         result = self._folding.result(held)
         if result is None:
             return ()

@@ -51,8 +51,6 @@ from flinkish_spark.windows.spec import ProcessWindow, WindowComputation, Window
 
 
 class OpenWindow:
-    """A window of a key with its accumulator."""
-
     __slots__ = ("accumulator", "end_ms", "key", "order", "row", "start_ms")
 
     def __init__(
@@ -90,8 +88,6 @@ Late = tuple[int, Any, int]
 
 
 class OpenWindows(ABC):
-    """The open windows of the keys of a micro-batch."""
-
     def __init__(self, folding: Folding, keys: int, registered: int) -> None:
         self._folding = folding
         self._orders = itertools.count(registered)
@@ -104,7 +100,6 @@ class OpenWindows(ABC):
     def put(self, windows: Iterable[OpenWindow]) -> None: ...
 
     def add(self, arrived: ArrivedElements, watermark_ms: int) -> list[Late]:
-        """Add elements; return the late ones."""
         late: list[Late] = []
         keys = iter(arrived.keys)
         try:
@@ -114,7 +109,6 @@ class OpenWindows(ABC):
         return late
 
     def take_due(self, now_ms: int) -> list[OpenWindow]:
-        """Remove and return the windows that end by a time, in firing order."""
         found = self._take_ended(find_greatest_end(now_ms))
         found.sort(key=attrgetter("end_ms", "order"))
         return found
@@ -286,12 +280,10 @@ class OpenAlignedWindows(OpenWindows):
 
 
 def find_greatest_end(now_ms: int) -> int:
-    """Return the greatest end of windows that are over at a time."""
     return now_ms if now_ms == MAX_WATERMARK_MS else min(now_ms + 1, MAX_WATERMARK_MS - 1)
 
 
 def _cut(start_ms: int, size_ms: int) -> tuple[int, int]:
-    """Return the bounds of a window, cut where 64 bits end."""
     end_ms = start_ms + size_ms
     if start_ms < MIN_WATERMARK_MS or end_ms > MAX_WATERMARK_MS:
         return max(start_ms, MIN_WATERMARK_MS), min(end_ms, MAX_WATERMARK_MS)

@@ -62,7 +62,6 @@ class TriggerScope:
             ) from None
 
     def merge_partitioned_state(self, descriptor: StateDescriptor) -> None:
-        """Merge the states of the merged windows into that of the current window."""
         state, key, into = self.get_partitioned_state(descriptor), self._scope.key, self._scope.slot
         if not hasattr(state, "merge"):
             raise ValueError(
@@ -192,7 +191,6 @@ class RetractedResults:
         return [*retracted, *((*row, False) for row in now)]
 
     def withdraw(self, key: Any, window: TimeWindow) -> Sequence[Any]:
-        """Return the last results as retractions, and delete them."""
         self._scope.enter(key, window)
         last = [(*row, True) for row in self._last.get()]
         self._last.clear()
@@ -383,7 +381,6 @@ class WindowOperator(KeyedStreamOperator):
         self._key_scope.now_ms = self._scope.now_ms
 
     def _cleanup_ms(self, window: TimeWindow) -> int:
-        """Return when the state of a window is deleted, by the windows' clock."""
         end_ms = window.max_timestamp_ms
         if not self._is_event_time:
             return end_ms
@@ -471,8 +468,6 @@ class MergingWindowSet:
 
 
 class MergingWindowOperator(WindowOperator):
-    """The operator for merging windows, with any trigger and lateness."""
-
     merges = True
 
     def __init__(

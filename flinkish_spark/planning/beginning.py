@@ -23,8 +23,6 @@ _NOWHERE = StoreSpec("/")
 
 @dataclass(frozen=True)
 class Beginning:
-    """The seed of the live lineage."""
-
     # Spark logs offsets by the order of sources, so the plan keeps the seed's sources long after their state
     # was read.
 

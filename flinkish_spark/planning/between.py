@@ -67,8 +67,6 @@ _ORIGIN = T.StructField(ORIGIN, T.LongType())
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The rows of one input in a DataFrame that also holds rows of other inputs."""
-
     #: The same object for all inputs in it.
     frame: DataFrame
     #: Selects the records of this input.
@@ -143,7 +141,6 @@ def _check_tasks(graph: StreamGraph, uid: str, path: Path, tasks: int) -> None:
 
 
 def is_read_plainly(uid: str, upstream: Upstream) -> bool:
-    """Return whether an operator reads another one on a single path without functions."""
     found = [_find_functions(uid, path) for path in upstream.paths]
     return len(found) == 1 and not found[0]
 

@@ -85,7 +85,6 @@ def name_operators(graph: StreamGraph, tasks: int) -> None:
 
 
 def describe_stream(job: str, graph: StreamGraph, node: StreamNode, tasks: int) -> JobGraph:
-    """Describe the operators from which a path leads to a stream."""
     alone = graph.end_at(node)
     return JobGraph(job, tuple(_JobGraphBuilder(optimize(alone), tasks).describe_upstream(alone.sinks[0])))
 

@@ -41,7 +41,7 @@ from flinkish_spark.planning.stream_graph import KeyedNode, SideNode
 from flinkish_spark.planning.times import SourceMarkers, find_subtask
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import ScanRole
-from flinkish_spark.protocol.savepoints import OperatorShape
+from flinkish_spark.protocol.restore import OperatorShape
 from flinkish_spark.state.key_group import BasePolicy
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.blocks import (
@@ -75,8 +75,6 @@ BASE_POLICY = BasePolicy()
 
 @dataclass(frozen=True)
 class KeyedParts:
-    """The parts of a keyed operator's plan."""
-
     node: KeyedNode
     #: Ordered by entry.
     inputs: tuple[KeyedInput, ...]
@@ -117,7 +115,6 @@ class _Operator:
 
     @property
     def timed(self) -> tuple[bool, ...]:
-        """True for each output whose rows have event times."""
         shape = self.spec.shape
         return (*(shape.with_times for _ in shape.outputs), *(one.has_times for one in self.parts.passing))
 
@@ -462,7 +459,6 @@ def make_operator_and_shape(
 
 
 def _find_schemas(node: KeyedNode, inputs: Sequence[KeyedInput]) -> list[T.StructType]:
-    """Return the fields of each entry; all paths into an entry must have the same fields."""
     found: dict[int, T.StructType] = {}
     for given in inputs:
         check_same_fields(found.setdefault(given.entry, given.schema), given.schema, f"operator '{node.uid}'")

@@ -57,8 +57,6 @@ class Reader:
 
 @dataclass(frozen=True, eq=False)
 class SharedScan:
-    """One scan of a source for several readers."""
-
     #: Number of steps that all of their paths share.
     common: int
     #: Readers grouped by path; different paths run in one pass after the scan.
@@ -209,5 +207,4 @@ class LogicalPlan:
 
     @property
     def all_ends(self) -> Sequence[ChainEnd]:
-        """The ends that sinks read, grouped by sink."""
         return [end for ends in self.ends.values() for end in ends]

@@ -83,7 +83,7 @@ from flinkish_spark.planning.transforms import (
 from flinkish_spark.protocol.alignment import AnnouncedChannels
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION, Bundling
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, ScanRole
-from flinkish_spark.protocol.savepoints import OperatorShape
+from flinkish_spark.protocol.restore import OperatorShape
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.columns import Origins, add_position
 from flinkish_spark.transport.routing import Distribution

@@ -76,8 +76,6 @@ class RecordedFunctions:
         return placed
 
     def place_between_operators(self, path: Path) -> Path:
-        """Return a path between two keyed operators whose recorded functions know their place."""
-
         def place(step: TransformNode) -> TransformNode:
             return replace(step, function=self.place_on_path(step.function, path, Stream.OF_MICRO_BATCH))
 

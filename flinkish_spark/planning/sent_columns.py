@@ -94,7 +94,6 @@ def make_keyed_input(node: KeyedNode, at: int, stream: PlannedStream, reporters:
 
 
 def find_frames(stream: RecordStream, *, by_expression: bool) -> tuple[DataFrame, ...]:
-    """Return records and barriers of a source, in one frame if they are marked."""
     # A user's expression must not see rows without fields, such as rows with an event time only.
     stream = stream.keep_records() if by_expression else stream
     return (stream.frame,) if stream.is_marked else (stream.frame, stream.barriers())

@@ -40,7 +40,7 @@ from flinkish_spark.planning.transforms import (
 )
 from flinkish_spark.protocol.alignment import AnnouncedChannels, ExpectedChannels
 from flinkish_spark.protocol.plan_layout import Chain, PlanLayout, source_of
-from flinkish_spark.protocol.savepoints import OperatorShape
+from flinkish_spark.protocol.restore import OperatorShape
 from flinkish_spark.protocol.time_plan import TimePlan
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL, PACKED, PackBatches, SinkFanOut, UnpackBatches
@@ -365,8 +365,6 @@ class TaggedStream:
 
 @dataclass(frozen=True)
 class SinkWorkers:
-    """Workers that make a sink's rows from the rows that the stream's workers make."""
-
     workers: tuple[Worker, ...]
     columns: T.StructType
     #: Whether a worker calls functions of users, which live for a task and not for a batch.
@@ -402,8 +400,6 @@ class ReadingSink:
 
 @dataclass(frozen=True)
 class JoinedByWorkers:
-    """Several sinks whose rows one pass of workers makes."""
-
     #: By uid of the sink: the column for each name that its writer reads.
     columns: Mapping[str, Mapping[str, str]]
 
@@ -444,8 +440,6 @@ class UnionRows:
 
 @dataclass(frozen=True)
 class WorkersRows:
-    """A micro-batch from which workers make each sink's rows."""
-
     frame: DataFrame
     worker: Worker
     sinks: Mapping[str, SinkWorkers]
@@ -513,7 +507,6 @@ class PlannedJob:
 
     @property
     def read_by(self) -> dict[Chain, tuple[str, ...]]:
-        """The uids of the sinks that read each chain."""
         return {
             chain: tuple(sink.uid for sink in self.sinks if stream in sink.streams)
             for stream, chain in enumerate(self.chains)

@@ -121,11 +121,9 @@ class Path:
     steps: tuple[Step, ...] = ()
 
     def cut_to(self, steps: int | None) -> Path:
-        """Return the path through its first steps; None for all."""
         return Path(self.base, self.steps[:steps])
 
     def replace_transforms(self, change: Callable[[TransformNode], TransformNode]) -> Path:
-        """Return the path with other transforms."""
         steps = (change(step) if isinstance(step, TransformNode) else step for step in self.steps)
         return Path(self.base, tuple(steps))
 
@@ -231,7 +229,6 @@ class StreamGraph:
 
     @property
     def read_sources(self) -> list[SourceNode]:
-        """The sources that a sink reads."""
         read = {source for sink in self.sinks for source in find_sources(sink.parent)}
         return [source for source in self.sources if source in read]
 
@@ -319,7 +316,6 @@ def _two_declarations(whose: str, known: OutputTag, tag: OutputTag, **facts: Any
 
 
 def find_paths(node: StreamNode) -> tuple[Path, ...]:
-    """Return the paths into a stream, in the order of its unions' inputs."""
     if isinstance(node, UnionNode):
         return tuple(path for parent in node.parents for path in find_paths(parent))
     if isinstance(node, TransformNode | TimedNode):
@@ -353,7 +349,6 @@ def find_sources(node: StreamNode) -> tuple[SourceNode, ...]:
 
 
 def find_scans(base: Base) -> tuple[SourceNode, ...]:
-    """Return the source of each scan upstream of a base, in the order of the plan."""
     if isinstance(base, SourceNode):
         return (base,)
     if isinstance(base, QueryNode):
@@ -364,7 +359,6 @@ def find_scans(base: Base) -> tuple[SourceNode, ...]:
 
 
 def deal_names(paths: Sequence[Path], names: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
-    """Yield each path with the names of its scans."""
     rest = iter(names)
     for path in paths:
         yield path, tuple(islice(rest, len(find_scans(path.base))))

@@ -102,7 +102,6 @@ class RecordFunction:
         return wrapped, wrapped.columns
 
     def make_worker(self, given: T.StructType) -> tuple[Worker, T.StructType]:
-        """Return the worker and its columns, without the wrapper."""
         raise NotImplementedError
 
 
@@ -377,11 +376,9 @@ class ReadRows:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The column of each output field."""
         raise NotImplementedError
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Add the output columns to a frame with control rows."""
         raise NotImplementedError
 
     def find_workers(self) -> tuple[tuple[Worker, ...], Sequence[str]] | None:
@@ -466,7 +463,6 @@ class RowByRow(ReadRows):
         return noted.select(*control, *own)
 
     def append_columns(self, records: DataFrame, place: str, names: Sequence[str]) -> DataFrame:
-        """Add the output fields of each record as further columns."""
         noted, has_place = self._mark_dropped(records, place), F.col(place).isNotNull()
         own = (F.when(has_place, column).alias(n) for n, (column, _) in zip(names, self.fields, strict=True))
         return noted.select(*records.columns, *own)
@@ -526,7 +522,6 @@ def read_functions_over(
 
 
 def _has_place(frame: DataFrame, place: str) -> Column:
-    """Return a condition: the row is a record that was not dropped."""
     has_place = F.col(place).isNotNull()
     return has_place & (F.col(C.KIND) == int(C.Kind.RECORD)) if C.KIND in frame.columns else has_place
 

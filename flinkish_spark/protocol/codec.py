@@ -94,8 +94,6 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Function for a hint that gets each value read, and returns it or raises ValueError."""
-
     check: _Convert
 
 

@@ -255,16 +255,13 @@ class Coordination:
         return self._start(now_ms)
 
     def on_commit_log(self, checkpoint: CheckpointId) -> tuple[Effect, ...]:
-        """Note that commits/N of its micro-batch was read."""
         self._open[checkpoint].on(CheckpointEvent.COMMIT_LOG_READ)
         return self._decide_next()
 
     def on_decided(self, checkpoint: CheckpointId) -> None:
-        """Note that this process created its COMMIT decision."""
         self._open[checkpoint].on(CheckpointEvent.DECISION_WON)
 
     def on_confirmed(self, checkpoint: CheckpointId, now_ms: int) -> tuple[Effect, ...]:
-        """Note that its receipt is durable."""
         pending = self._open.pop(checkpoint)
         pending.on(CheckpointEvent.RECEIPT_WRITTEN)
         self._last_end_ms = now_ms

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from flinkish_spark.protocol.accumulators import AccumulatorValue
 from flinkish_spark.protocol.bases import Base
 from flinkish_spark.protocol.codec import LEFT_OUT, Form, StoredObject, store_as
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch
+from flinkish_spark.protocol.ids import BatchId, CheckpointId, CheckpointPurpose, Lineage, OwnerEpoch, SinkUid
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE, FinishedRewind, RewindKind, Tables
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 from flinkish_spark.protocol.watermarks import EventTime
@@ -65,7 +65,6 @@ class Decision(StoredObject):
         return self.batches[-1].batch
 
     def group_by_sink(self) -> dict[str, list[tuple[StagedBatch, Committable]]]:
-        """Return the committables of all sinks in batch order, each with its batch."""
         found: dict[str, list[tuple[StagedBatch, Committable]]] = {}
         for batch in self.batches:
             for committable in batch.committables:
@@ -127,8 +126,6 @@ Positions = Mapping[str, Mapping[Annotated[int, Form(str, int)], int]]
 
 @dataclass(frozen=True, slots=True)
 class SinkShare(StoredObject):
-    """Records and facts of one sink in a checkpoint."""
-
     #: Records that it received, including those that its policy dropped.
     rows: int
     #: Records that its policy dropped, or sent to the dead letters.
@@ -192,3 +189,26 @@ def _sum_share(acks: Sequence[SinkAck], facts: Mapping[str, Any]) -> SinkShare:
         sum(task.dead_lettered for task in tasks),
         facts,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RestagedEpoch(StoredObject):
+    """Result of a finished replay: the new committables of a decided checkpoint. The newest one is valid."""
+
+    checkpoint: CheckpointId
+    #: 1 for the first replay of the checkpoint.
+    number: int
+    owner_epoch: OwnerEpoch
+    restaged_at_ms: int
+    #: For people: whose data was lost, and how.
+    sink: SinkUid
+    reason: str
+    #: All micro-batches of the decision.
+    batches: tuple[StagedBatch, ...]
+
+    def _check_read(self) -> None:
+        if not self.batches:
+            raise ValueError(f"a replay of checkpoint {self.checkpoint} without a micro-batch")
+
+    def apply(self, decision: Decision) -> Decision:
+        return replace(decision, batches=self.batches)

@@ -225,8 +225,6 @@ MAX_PENDING = 50
 
 @dataclass(frozen=True, slots=True)
 class InputGate:
-    """The channels of one input and the checkpoints that are being aligned on them."""
-
     settings: AlignmentSettings
     #: Open channels, and the position of the next element of each.
     channels: Mapping[str, int]

@@ -226,8 +226,6 @@ class MeasuredAt:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Arrival of one marker at one place."""
-
     at: MeasuredAt
     #: When the micro-batch was planned, by the wall clock of the driver.
     marked_ms: int
@@ -263,7 +261,6 @@ class Latencies:
     histograms: Mapping[MeasuredAt, LatencyHistogram] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[MeasuredAt]:
-        """Yield the places, in order."""
         return iter(sorted(self.histograms))
 
     def __len__(self) -> int:

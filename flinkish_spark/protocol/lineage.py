@@ -91,7 +91,6 @@ class LineageHistory:
         return max((r.lineage for r in self.rewinds if r.kind is RewindKind.RESEED), default=FIRST_LINEAGE)
 
     def find_superseding(self, checkpoint: CheckpointId, decided_in: Lineage) -> FinishedRewind | None:
-        """Return the rewind that made a checkpoint dead; None for a live one."""
         return next((r for r in self.rewinds if r.supersedes(checkpoint, decided_in)), None)
 
 

@@ -94,8 +94,6 @@ class ScannedInput(StoredRow):
 
 @dataclass(frozen=True, slots=True)
 class OperatorInstance(StoredRow):
-    """Instance of an operator in one chain; one operator of Spark's plan."""
-
     uid: str
     chain: str
 

@@ -89,13 +89,10 @@ class SinkAck(StoredObject):
 
 
 def iterate_reports(acks: Iterable[SinkAck]) -> Iterator[tuple[str, TimeReport]]:
-    """Return pairs of sink uid and report, for all reports about time."""
     return ((ack.sink, report) for ack in acks for task in ack.tasks for report in task.reports)
 
 
 def keep_reports(acks: Sequence[SinkAck], is_kept: Callable[[TimeReport], bool]) -> tuple[SinkAck, ...]:
-    """Return the acknowledgements with the reports that `is_kept` accepts."""
-
     def filter_task(task: TaskAck) -> TaskAck:
         return replace(task, reports=tuple(one for one in task.reports if is_kept(one)))
 

@@ -223,8 +223,6 @@ class SweepLeftovers:
 
 @dataclass(frozen=True, slots=True)
 class StartSpark:
-    """Recovery is done."""
-
     #: The micro-batch that Spark must run first; anything else is an error.
     next_batch: BatchId
     #: Micro-batches staged and committed but not decided, in order; if there are any, a

@@ -15,9 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from flinkish_spark.protocol.codec import StoredObject
 from flinkish_spark.protocol.decisions import Decision
-from flinkish_spark.protocol.ids import BatchId, CheckpointId, OwnerEpoch, SinkUid
+from flinkish_spark.protocol.ids import BatchId, CheckpointId
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch
 
 #: Returns the Spark partition whose rows a committable holds; None if they are not those of one partition.
@@ -130,26 +129,3 @@ def _why_other(sink: str, part: BatchReplay, again: StagedBatch) -> str:
 
 def _summarize_tasks(ack: SinkAck) -> dict[int, tuple[int, int]]:
     return {task.partition: (task.rows, task.digest) for task in ack.tasks if task.rows}
-
-
-@dataclass(frozen=True, slots=True)
-class RestagedEpoch(StoredObject):
-    """Result of a finished replay: the new committables of a decided checkpoint. The newest one is valid."""
-
-    checkpoint: CheckpointId
-    #: 1 for the first replay of the checkpoint.
-    number: int
-    owner_epoch: OwnerEpoch
-    restaged_at_ms: int
-    #: For people: whose data was lost, and how.
-    sink: SinkUid
-    reason: str
-    #: All micro-batches of the decision.
-    batches: tuple[StagedBatch, ...]
-
-    def _check_read(self) -> None:
-        if not self.batches:
-            raise ValueError(f"a replay of checkpoint {self.checkpoint} without a micro-batch")
-
-    def apply(self, decision: Decision) -> Decision:
-        return replace(decision, batches=self.batches)

@@ -81,8 +81,6 @@ class RetentionFacts:
 
 @dataclass(frozen=True, slots=True)
 class Deletion:
-    """Parts of a checkpoint to delete, in this order."""
-
     checkpoint: CheckpointId
     parts: tuple[CheckpointPart, ...]
 

@@ -77,7 +77,6 @@ def _add(
 
 
 def sum_known(values: Iterable[int | None]) -> int | None:
-    """Return the sum of what is known; None if nothing is."""
     known = [value for value in values if value is not None]
     return sum(known) if known else None
 

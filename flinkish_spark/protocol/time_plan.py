@@ -104,7 +104,6 @@ class TimePlan:
         return assigner_uid(operator, chain) if is_shared else operator
 
     def instances(self) -> dict[str, str]:
-        """Return the operators' uids by the names of their instances."""
         return {
             self.instance(uid, chain): uid
             for chain, operators in sorted(self.operators.items())
@@ -237,7 +236,6 @@ def _find_reporter(plan: TimePlan, sink: str, number: int) -> tuple[Reporter, st
 
 
 def find_known_channels(found: Collection[int] | None, assigner: Assigner) -> frozenset[int] | None:
-    """Return the channels of an assigner, given those of its source; None if they do not matter."""
     if found is None or not assigner.has_channels or not assigner.is_timed:
         return None
     return frozenset(found)

@@ -38,8 +38,6 @@ _NO_TIMERS = NextTimers(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Agenda:
-    """The next timers of every key group that has any."""
-
     #: By operator and key group.
     groups: Mapping[Place, NextTimers] = field(default_factory=dict)
 

@@ -276,7 +276,6 @@ class EventTime(StoredObject):
 
     @property
     def _by_instance(self) -> dict[str, int]:
-        """Watermarks by instance name of the operators."""
         return {name: one.watermark_ms for one in self.operators.values() for name in one.instances}
 
     def next_processing_time_ms(self, now_ms: int) -> int:

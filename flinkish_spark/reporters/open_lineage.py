@@ -161,7 +161,7 @@ class OpenLineageReporter(Reporter):
         )
         kind = job_type_job.JobTypeJobFacet("STREAMING", "FLINKISH_SPARK", "JOB", producer=_PRODUCER)
         event = RunEvent(
-            eventTime=_time(at_ms),
+            eventTime=datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="milliseconds"),
             producer=_PRODUCER,
             eventType=RunState(state),
             run=Run(self._run_id, run_facets),
@@ -244,7 +244,3 @@ def _schema(fields: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
     found = [schema.SchemaDatasetFacetFields(name, kind) for name, kind in fields]
     return {"schema": schema.SchemaDatasetFacet(found, producer=_PRODUCER)} if found else {}
-
-
-def _time(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).isoformat(timespec="milliseconds")

@@ -66,8 +66,6 @@ def _measure_jobs(snapshots: Iterable[JobSnapshot]) -> Iterator[_MeasuredJob]:
 
 @dataclass(frozen=True)
 class _Collector:
-    """The collector that prometheus_client calls at each scrape."""
-
     known: Callable[[], Iterable[_MeasuredJob]]
 
     def collect(self) -> Iterator[Any]:

@@ -135,7 +135,6 @@ def _forms(descriptor: StateDescriptor, uid: str) -> list[tuple[Sequence[T.DataT
 
 
 def _fields(ddl: str) -> tuple[list[T.DataType], Callable[[_Row], Any]]:
-    """Return the column types for one value of a type, and the function that makes it of them."""
     kind = parse_ddl(ddl)
     if isinstance(kind, T.StructType) and is_field_list(ddl):
         return [field.dataType for field in kind], tuple

@@ -10,19 +10,16 @@ from flinkish_spark.planning.stream_graph import StreamGraph
 from flinkish_spark.protocol.choices import Choice
 from flinkish_spark.protocol.html import html_table
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.savepoints import (
+from flinkish_spark.protocol.restore import (
     JobShape,
     Misfit,
     NonRestoredState,
-    OperatorState,
     Problem,
     RestoreReport,
     RestoreRules,
-    SavedChain,
-    SavepointMetadata,
-    SourceFacts,
     check_restore,
 )
+from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, SourceFacts
 from flinkish_spark.savepoints.files import RestoreSettings, savepoint_at
 from flinkish_spark.savepoints.restore import chains_of_savepoint, job_shape
 

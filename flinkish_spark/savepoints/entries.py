@@ -335,7 +335,6 @@ class ReadTimers:
 
 
 def sections_of(rows: Iterable[tuple[str, bytes]]) -> Mapping[str, list[pa.Schema]]:
-    """Return the stored columns by section, from rows of FOUND."""
     found: dict[str, list[pa.Schema]] = {}
     for name, schema in sorted(set(rows)):
         found.setdefault(name, []).append(pa.ipc.read_schema(pa.py_buffer(schema)))

@@ -26,7 +26,8 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.decisions import Decision
 from flinkish_spark.protocol.key_groups import Bundling
 from flinkish_spark.protocol.plan_layout import PlanLayout, StateInstance
-from flinkish_spark.protocol.savepoints import STATE_FOLDER, OperatorShape, StateFile
+from flinkish_spark.protocol.restore import OperatorShape
+from flinkish_spark.protocol.savepoints import STATE_FOLDER, StateFile
 from flinkish_spark.savepoints.written_files import REPORT, read_reports, write_state_file
 from flinkish_spark.state.base_files import BaseFiles, MappedBases, bases_of
 from flinkish_spark.state.group_values import describe_group, inline_base, unbundle_groups

@@ -35,16 +35,14 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.durations import PathText
 from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import CheckpointId, JobUuid
+from flinkish_spark.protocol.restore import NonRestoredState, RestoreRules, UnpositionedSources
 from flinkish_spark.protocol.savepoints import (
     STATE_ENDING,
     STATE_FOLDER,
     Claim,
     ClaimMode,
-    NonRestoredState,
-    RestoreRules,
     SavepointMetadata,
     StateFile,
-    UnpositionedSources,
 )
 from flinkish_spark.state.savepoint_files import sha256_of
 
@@ -412,7 +410,6 @@ def check_target(target: StoreSpec, check_place: Callable[[StoreSpec], None]) ->
 
 
 def check_apart(target: StoreSpec, origin: StoreSpec) -> None:
-    """Refuse a target inside, around or equal to the savepoint that the new one is made from."""
     if any(compare_places(target, origin)):
         why = f"it is inside or around the savepoint {origin.url}, from which the new one is made"
         raise _to_target_error(target.url, why, _ELSEWHERE)

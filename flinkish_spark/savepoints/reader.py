@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 from flinkish_spark.bridge.session import move_to_session
 from flinkish_spark.bridge.settings import make_session
 from flinkish_spark.bridge.stores import spark_stores
-from flinkish_spark.checkpoint.retention import PINS, PinManifest
+from flinkish_spark.checkpoint.pins import PINS, PinManifest
 from flinkish_spark.checkpoint.state_files import checksum_names, correct_schema_paths
 from flinkish_spark.core.errors import (
     ConfigError,

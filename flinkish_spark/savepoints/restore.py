@@ -23,21 +23,23 @@ from flinkish_spark.protocol.ids import CheckpointId, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.plan_layout import Chain, NativeOperator, Position, ScanRole, source_of
-from flinkish_spark.protocol.savepoints import (
-    ClaimMode,
+from flinkish_spark.protocol.restore import (
     JobShape,
     Misfit,
     RestoreReport,
+    SourceShape,
+    begin_chain,
+    check_chains,
+    check_restore,
+)
+from flinkish_spark.protocol.savepoints import (
+    ClaimMode,
     SavedChain,
     SavepointMetadata,
     Seed,
     SeededChain,
     SeedOrigin,
-    SourceShape,
     StateFile,
-    begin_chain,
-    check_chains,
-    check_restore,
 )
 from flinkish_spark.savepoints.export import export_state, make_durable
 from flinkish_spark.savepoints.files import (
@@ -54,8 +56,10 @@ from flinkish_spark.savepoints.seeds import (
     find_layout,
     find_lost_seed,
     read_layout,
+    read_seed,
     remove_below,
     shuffle_partitions_of,
+    write_seed,
 )
 
 _OR_ALLOW = ", or allow it: non_restored=NonRestoredState.ALLOW"
@@ -131,7 +135,7 @@ class Restore:
 
     def check(self) -> str:
         """Refuse a restore that cannot work; write nothing. Called before and after taking the lock."""
-        begun, seed = self.job_dir.find_uuid() is not None, self.job_dir.seed(FIRST_LINEAGE)
+        begun, seed = self.job_dir.find_uuid() is not None, read_seed(self.job_dir, FIRST_LINEAGE)
         if self.settings is None:
             if seed is not None and not begun:
                 raise self._to_refusal(
@@ -164,7 +168,7 @@ class Restore:
         if self.settings is None:
             return name
         place, folder = savepoint_at(self.settings.place), self.root.to_child(seed_folder(FIRST_LINEAGE))
-        if self.job_dir.seed(FIRST_LINEAGE) is not None:
+        if read_seed(self.job_dir, FIRST_LINEAGE) is not None:
             again = self._find_needed_seed()
             if again is not None:
                 _copy_durably(place, again.files, self.root.to_child(seed_folder(again.lineage)))
@@ -181,7 +185,8 @@ class Restore:
             if node.uid in metadata.sources and node.source.is_positionable:
                 for fact, value in metadata.sources[node.uid].identity.items():
                     self.job_dir.record_fact(fact, value)
-        self.job_dir.write_seed(
+        write_seed(
+            self.job_dir,
             Seed(
                 lineage=FIRST_LINEAGE,
                 origin=SeedOrigin.SAVEPOINT,
@@ -195,7 +200,7 @@ class Restore:
                 claim=self.settings.claim,
                 path=self.settings.place.to_text(),
                 times=metadata.times,
-            )
+            ),
         )
         return name
 
@@ -309,7 +314,6 @@ def check_rescale(
 
 
 def _find_former_partitions(job_dir: JobDir, root: StoreSpec, wanted: int) -> int | None:
-    """Return the number of shuffle partitions of the log if the job wants another number; else None."""
     now = shuffle_partitions_of(job_dir, find_beginning(job_dir, root))
     return None if now == wanted else now
 
@@ -342,7 +346,7 @@ class Rescaling:
         # Left by a start that was cut off before the lineage began.
         remove_below(self.root.to_child(seed_folder(lineage)))
         seed = self._make_same_seed(lineage) if decision is None else self._from_checkpoint(decision, lineage)
-        self.job_dir.write_seed(seed)
+        write_seed(self.job_dir, seed)
 
     def _from_checkpoint(self, decision: Decision, lineage: Lineage) -> Seed:
         beginning = find_beginning(self.job_dir, self.root)

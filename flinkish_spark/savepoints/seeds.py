@@ -9,10 +9,12 @@ from collections.abc import Collection
 
 from flinkish_spark.core.errors import CorruptObjectError, FlinkishError, JobDirError
 from flinkish_spark.core.job_dir import JobDir, seed_folder
+from flinkish_spark.core.store import SealedObjects
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.planning.beginning import Beginning
 from flinkish_spark.planning.sink_rows import PlannedJob
 from flinkish_spark.protocol.decisions import Decision
+from flinkish_spark.protocol.envelope import seal
 from flinkish_spark.protocol.ids import JobUuid, Lineage
 from flinkish_spark.protocol.key_groups import BUNDLES_PER_PARTITION
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
@@ -28,12 +30,21 @@ BUNDLES = "bundles_per_partition"
 _CLAIMANT = "claimant"
 
 
+def read_seed(job_dir: JobDir, lineage: Lineage) -> Seed | None:
+    key = f"{seed_folder(lineage)}/seed.json"
+    return SealedObjects(job_dir.store, "the job directory").optional(key, "seed", Seed.from_json)
+
+
+def write_seed(job_dir: JobDir, seed: Seed) -> None:
+    job_dir.store.put(f"{seed_folder(seed.lineage)}/seed.json", seal("seed", seed.to_json()))
+
+
 def find_beginning(job_dir: JobDir, root: StoreSpec) -> Beginning:
     """Return the beginning of the live lineage. Called before every planning, under the job's lock."""
     # A plain rewind goes on with the same log and so with the same seed; a seed whose lineage a crash kept
     # from beginning does not count.
     origin = job_dir.history().log_began_in
-    seed = job_dir.seed(origin)
+    seed = read_seed(job_dir, origin)
     was_restored = (job_dir.find_settings() or {}).get(RESTORED_FROM)
     if seed is None and (origin != FIRST_LINEAGE or was_restored):
         raise CorruptObjectError(
@@ -72,7 +83,6 @@ def find_lost_seed(job_dir: JobDir, root: StoreSpec) -> Seed | None:
 
 
 def _is_incomplete(place: StoreSpec, files: Collection[StateFile]) -> bool:
-    """Return whether a file is missing at a place or has another size."""
     if not place.is_local:
         there = place.open_bucket().sizes_below("") if files else {}
         return any(there.get(file.path) != file.size_bytes for file in files)
@@ -138,7 +148,6 @@ def read_layout(job_dir: JobDir) -> PlanLayout:
 
 
 def layout_of(job_dir: JobDir, origin: Lineage) -> PlanLayout:
-    """Return the recorded layout of the log that began in a lineage."""
     recorded = job_dir.find_fact(layout_fact(origin))
     if recorded is None:
         raise JobDirError(

@@ -105,7 +105,6 @@ def _find_positions(one: SavedChain) -> dict[str, Position]:
 
 
 def _replace_operators(one: SavedChain, operators: tuple[str, ...]) -> SavedChain:
-    """Return a chain with other operators and the same sinks."""
     sinks = tuple(sorted(one.readers))
     # The name stays as long as there are operators, because their state files refer to it.
     consumers = one.chain.consumers if operators else sinks or one.chain.consumers
@@ -161,7 +160,6 @@ def rename_times(
 def replace_due_timers(
     times: EventTime | None, uid: str, chain: str, chains: Collection[str], due: Iterable[DueTimers]
 ) -> EventTime | None:
-    """Return the event time with the timers of an operator in a chain replaced by `due`."""
     own = f"{uid}.{chain}"
     known = {own} if len(chains) > 1 else {uid, own}
     reports = [
@@ -177,7 +175,6 @@ def replace_due_timers(
 
 
 def find_operator_uid(name: str, operators: Collection[str]) -> str:
-    """Return the uid of the operator whose timers are stored under a name."""
     fitting = [uid for uid in operators if name == uid or name.startswith(f"{uid}.")]
     return max(fitting, key=len, default=name)
 
@@ -260,7 +257,6 @@ def timer_rows(frame: DataFrame, uid: str, key_types: Sequence[str]) -> EditRows
 
 
 def timer_fields(schema: T.StructType, uid: str, key_types: Sequence[str]) -> list[T.StructField]:
-    """Return the columns of timers in the order of blocks."""
     what, windows = f"the timers of '{uid}'", dict.fromkeys(_WINDOW, "timestamp")
     wanted = {**_name_key_columns(key_types), CLOCK: "string", TIME_MS: "bigint", **windows}
     _check_types(schema, wanted, what)
@@ -382,7 +378,6 @@ class PlannedOperator:
         return replace(self, edits={**self.edits, chain: (*others, rows)})
 
     def rename_chains(self, names: Mapping[str, str]) -> PlannedOperator:
-        """Return the plan with new names of chains, given by the old ones."""
         bootstrap = self.bootstrap
         if bootstrap is not None:
             bootstrap = replace(bootstrap, chain=names.get(bootstrap.chain, bootstrap.chain))

@@ -92,7 +92,6 @@ class TableOptions:
         return choices[value.lower()]
 
     def take(self, prefix: str) -> dict[str, str]:
-        """Return the options below a prefix, with it."""
         return {name: self._left.pop(name) for name in [*self._left] if name.startswith(prefix)}
 
     def names(self, name: str) -> tuple[str, ...]:
@@ -239,7 +238,6 @@ _SINKS: Mapping[str, Callable[[TableOptions, str], Sink]] = {
 
 
 def make_source(table: CreateTable) -> Source:
-    """Return the source that a table is."""
     return _make(table, _SOURCES, "read")
 
 
@@ -269,7 +267,6 @@ def make_lookup_table(table: CreateTable) -> Callable[[SparkSession], DataFrame]
 
 
 def make_sink(table: CreateTable) -> tuple[Sink, str]:
-    """Return the sink that a table is, and the output mode of what is written into it."""
     mode = str(TableOptions(table).choose("outputmode", {APPEND: APPEND, UPDATE: UPDATE}, APPEND))
     return _make(table, _SINKS, "written", mode), mode
 

@@ -113,7 +113,6 @@ class Bases:
         raise StateMismatch(f"the state names the base {ref.file!r}, and this operator keeps none")
 
     def write(self, group: int, frame: bytes) -> BaseRef:
-        """Store a frame and return its place."""
         raise StateMismatch(f"key group {group} was to move into a base, and this operator keeps none")
 
     def delete(self, file: str) -> None:

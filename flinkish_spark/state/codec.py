@@ -517,7 +517,6 @@ def encode_rows(layout: TableLayout, rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def decode_rows(layout: TableLayout, batch: pa.RecordBatch) -> Iterable[Row]:
-    """Return the rows of a batch with the layout's columns, in their order."""
     # The list of a list state is its last column, behind a due time.
     lists = f"value_{len(layout.values) - 1}"
     columns = {
@@ -680,7 +679,6 @@ def _map_value_decoder(ddl: str, named: bool) -> Convert | None:
 
 
 def _row_maker(ddl: str, named: bool) -> Convert | None:
-    """Return what makes a row of the tuple of its fields; None if the type has no fields."""
     if not is_field_list(ddl):
         return None
     naming = naming_of(ddl) if named else None

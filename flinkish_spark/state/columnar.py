@@ -38,7 +38,6 @@ class GivenColumns:
     chosen: Array
 
     def of(self, values: Sequence[Any]) -> list[pa.Array]:
-        """Return the values cast to the state's columns, one for each number in `chosen`."""
         kinds = self.layout.values
         if not isinstance(values, list | tuple) or len(values) != len(kinds):
             given = f"{len(values)} columns" if isinstance(values, list | tuple) else type(values).__name__
@@ -288,7 +287,6 @@ _NONE: Array = np.empty(0, dtype=np.int64)
 
 
 def due_clock(layout: codec.TableLayout) -> TimeDomain | None:
-    """Return the clock by which the entries of a state are due; None without due times."""
     return next(
         (clock for clock, name in codec.DUE_FIELDS.items() if layout.value_names[:1] == (name,)), None
     )
@@ -340,7 +338,6 @@ class SelectedRows:
         return [self.rows.column(name) for name in names]
 
     def living(self, key: Array) -> Array:
-        """Return the places of living entries, in the order of keys and windows."""
         start_ms, end_ms = self.bounds
         order = np.lexsort((end_ms, start_ms, key))
         if not self.in_base:
@@ -365,7 +362,6 @@ class DueTable:
         ]
 
     def due(self, limit_ms: int) -> Array:
-        """Return the hashes of keys with entries that are due up to a time."""
         base, delta = self._table.base, self._table.delta
         due = _numbers(delta, codec.HASH)[_due(delta) <= limit_ms]
         if base is not None:

@@ -66,11 +66,6 @@ class StateTtl:
         return touched_ms + self.ttl_ms <= now_ms
 
 
-def check_ttl(name: str, ttl: StateTtl | None) -> None:
-    if ttl is not None:
-        instance_of(name, ttl, StateTtl, what_to_do="give a StateTtl(3_600_000), or leave it out")
-
-
 # A type is DDL, a type of Spark's, a type of Python's, a dataclass or a NamedTuple class. Values of one type
 # are scalars, of a list of fields tuples, of a class its instances. A name is unique within the operator;
 # name and types are part of the stored format, which knows DDL only, no classes.
@@ -289,7 +284,8 @@ def find_maker(ddl: str) -> Made | None:
 def set_fields(descriptor: Any, **facts: Any) -> None:
     """Check and set the attributes of a frozen descriptor, in its constructor."""
     instance_of("name", facts["name"], str, what_to_do='give the state a name: "total"')
-    check_ttl("ttl", facts.get("ttl"))
+    if (ttl := facts.get("ttl")) is not None:
+        instance_of("ttl", ttl, StateTtl, what_to_do="give a StateTtl(3_600_000), or leave it out")
     for name, value in facts.items():
         object.__setattr__(descriptor, name, value)
 

@@ -35,7 +35,13 @@ def evolve(layout: codec.TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             "mean something else; give it another name"
         )
     values = _as_spread(stored, layout.schema)
-    _check_clock(layout, values)
+    was, now = _clock_in(values), _clock_in(_values_in(layout.schema))
+    if now is not None and was is not None and was is not now:
+        raise StateMismatch(
+            f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
+            f"with ones that are due by {_clock_text(now)}, and their due times are unknown; give the "
+            "operator another uid"
+        )
     arrays = []
     for field in layout.schema:
         name = codec.reader_name(field)
@@ -52,17 +58,6 @@ def evolve(layout: codec.TableLayout, stored: pa.RecordBatch) -> pa.RecordBatch:
             f"{types_text(layout.schema)}, which have no field in common"
         )
     return pa.RecordBatch.from_arrays(arrays, schema=layout.schema)
-
-
-def _check_clock(layout: codec.TableLayout, stored: Collection[str]) -> None:
-    """Refuse entries that are due by the other clock."""
-    was, now = _clock_in(stored), _clock_in(_values_in(layout.schema))
-    if now is not None and was is not None and was is not now:
-        raise StateMismatch(
-            f"state {layout.name!r} is stored with entries that are due by {_clock_text(was)} and declared "
-            f"with ones that are due by {_clock_text(now)}, and their due times are unknown; give the "
-            "operator another uid"
-        )
 
 
 def _clock_in(names: Collection[str]) -> TimeDomain | None:
@@ -159,7 +154,6 @@ def is_single(names: Iterable[str]) -> bool:
 
 
 def flatten_types(values: dict[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """Return the types of values with a column for each field, even for a single field."""
     if not is_single(values) or not pa.types.is_struct(values[_UNNAMED]):
         return values
     ours = {name: kind for name, kind in values.items() if name != _UNNAMED}
@@ -178,7 +172,6 @@ def _is_wider_number(stored: pa.DataType, declared: pa.DataType) -> bool:
 
 
 def types_text(schema: pa.Schema) -> str:
-    """Format the keys and values of a stored table with their types."""
     keys = [f"{field.name} {field.type}" for field in schema if field.name.startswith("key_")]
     return ", ".join(
         [*keys, *(f"{codec.reader_name(field)} {field.type}" for field in codec.value_fields(schema))]

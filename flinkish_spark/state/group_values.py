@@ -60,7 +60,6 @@ def describe_group(value: bytes | memoryview, operator: str | None = None) -> St
 
 
 def read_tables(value: bytes | memoryview) -> dict[str, pa.RecordBatch]:
-    """Return the tables of a whole value by section."""
     sections = codec.unpack_frame(value)
     prefix = PREFIXES.get(codec.read_owner(sections).get("kind", ""), STATE_SECTION)
     return {

@@ -395,7 +395,6 @@ def _merge_unexpired(name: str, table: LayeredTable, now_ms: int) -> pa.RecordBa
 
 
 def _shift_places(rows: pa.RecordBatch, name: str, by: int) -> pa.RecordBatch:
-    """Return rows with their places in the order of registration increased by `by`."""
     at = rows.schema.get_field_index(name)
     places = rows.column(at)
     # Places below zero are complements of places.

@@ -34,7 +34,6 @@ _GET: dict[type, str] = {
 
 
 def to_undeclared_error(uid: str, name: str) -> ValueError:
-    """Return the error for the use of a state that was not declared in the operator's `open`."""
     return ValueError(
         f"operator '{uid}' uses the state '{name}', which its open() has not declared: call "
         "context.get_state(...) or the like in open() and keep the returned state"
@@ -66,7 +65,6 @@ class KeyedStates(SubtaskFacts):
         self.puts = tables.PutValues()
 
     def seal(self) -> None:
-        """End the declaration of states: the operator is open."""
         self._declaring.is_over = True
 
     def get_state(self, descriptor: descriptors.ValueStateDescriptor) -> ValueState[Any]:
@@ -99,7 +97,6 @@ class KeyedStates(SubtaskFacts):
             self.due[name] = due
 
     def bind(self, scope: tables.KeyScope) -> KeyedStates:
-        """Return a view of these states, with the same tables, for another scope."""
         other = copy.copy(self)
         other.scope, other._states = scope, {}
         return other

@@ -224,7 +224,6 @@ class LayeredTable:
         return 0 if is_fresh is None else int(len(is_fresh) - np.count_nonzero(is_fresh))
 
     def drop_expired(self, rows: pa.RecordBatch, now_ms: int) -> pa.RecordBatch:
-        """Return the rows that have not expired."""
         is_fresh = self._is_fresh(rows, now_ms)
         return rows if is_fresh is None or is_fresh.all() else rows.filter(pa.array(is_fresh))
 

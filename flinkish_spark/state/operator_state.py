@@ -114,8 +114,6 @@ class Redistribution(enum.Enum):
 
 @dataclass(frozen=True, slots=True, init=False)
 class OperatorListDescriptor:
-    """Name and element type of an operator list state."""
-
     name: str
     #: Type of an item, as in :class:`~flinkish_spark.state.ValueStateDescriptor`; the attribute is its DDL.
     element_type: str
@@ -205,7 +203,6 @@ class OperatorLists:
         return self._states[name]
 
     def load(self, value: bytes | memoryview | None) -> None:
-        """Replace the items of all states by stored ones."""
         schemas = {name: one.schema for name, one in self._descriptors.items()}
         stored = unpack_tables(self._uid, LIST_KIND, schemas, value)
         for name, one in self._descriptors.items():

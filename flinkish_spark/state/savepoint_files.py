@@ -45,7 +45,6 @@ class StateFileWriter:
         self.rows += len(groups)
 
     def close(self) -> tuple[int, str]:
-        """Make the file durable; return its size in bytes and its SHA-256."""
         self._writer.close()
         with open(self._path, "rb") as file:
             os.fsync(file.fileno())
@@ -53,8 +52,6 @@ class StateFileWriter:
 
 
 class _BucketWriter(StateFileWriter):
-    """Writes one file into a bucket, in one piece when it is closed."""
-
     def __init__(self, place: StoreSpec, path: str) -> None:
         self._place, self._key, self._content = place, path, io.BytesIO()
         self._begin(self._content)

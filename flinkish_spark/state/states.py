@@ -555,8 +555,6 @@ class MapState(MutableMapping[K, V]):
 
 
 class ExpiringListState(ListState[V]):
-    """A list state whose elements expire."""
-
     __slots__ = ()
     _table: ExpiringLists
 
@@ -621,8 +619,6 @@ class ExpiringListState(ListState[V]):
 
 
 class ExpiringMapState(MapState[K, V]):
-    """A map state whose entries expire."""
-
     __slots__ = ()
     _table: ExpiringMaps
 

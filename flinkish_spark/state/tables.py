@@ -333,7 +333,6 @@ _SINGLE = struct.Struct("<f")
 
 
 def quick_of(kind: T.DataType) -> Quick | None:
-    """Return the quick conversion for the commonest values of a type; None if there is none."""
     return _decimal_of(kind.scale) if isinstance(kind, T.DecimalType) else _QUICK.get(type(kind))
 
 
@@ -491,7 +490,6 @@ def _naming(ddl: str) -> ReadForm | None:
 
 
 def as_fields(ddl: str) -> str:
-    """Return the type of a single value, with a STRUCT as a list of fields."""
     if getattr(ddl, "hint", None) is not None:
         return ddl
     kind = parse_ddl(ddl)

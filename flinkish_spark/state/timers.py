@@ -80,7 +80,6 @@ class TimerQueue:
             yield timer
 
     def add_of_entries(self, timers: Sequence[tuple[Timer, int | None]]) -> None:
-        """Add timers that are stored in entries, with their places."""
         placed = [(timer, place) for timer, place in timers if place is not None]
         if len({*(place for _, place in placed), *self._live.values()}) < len(timers) + len(self._live):
             # A savepoint writer gave them no places, or places that other timers have.
@@ -159,7 +158,6 @@ class BatchTimers:
 
 
 def _choose(index: KeyIndex, times_ms: Array | int, where: Array | None) -> list[tuple[Any, int, int]]:
-    """Return key, hash and time for the keys for which `where` is true."""
     chosen = index.choose(where)
     times = np.broadcast_to(np.asarray(times_ms), len(index))[chosen]
     if times.dtype.kind not in "iu":
@@ -222,8 +220,6 @@ def _whole_ms(time_ms: Any) -> int:
 
 
 class StoredTimers:
-    """The stored timers, in a table per clock."""
-
     def __init__(
         self, tables: Mapping[TimeDomain, LayeredTable], registered: Mapping[TimeDomain, int]
     ) -> None:

@@ -53,7 +53,7 @@ from flinkish_spark.planning.transforms import (
     RowTransform,
     find_frame_function,
 )
-from flinkish_spark.protocol.savepoints import find_changed_meaning
+from flinkish_spark.protocol.restore import find_changed_meaning
 from flinkish_spark.state.codec import StateValueError
 from flinkish_spark.state.descriptors import MapStateDescriptor
 from flinkish_spark.state.key_group import NO_BASE, GroupState, NoBases
@@ -156,8 +156,6 @@ class StageCopier:
 
 @dataclass(frozen=True)
 class StagedPath:
-    """A path from a source or an operator through steps."""
-
     base: Base
     stages: tuple[Stage, ...]
     frame: T.StructType
@@ -292,7 +290,6 @@ class ProgramOperator:
 
     @property
     def frames(self) -> dict[int, T.StructType]:
-        """Columns of each output that is read, by identity of its node."""
         found = {id(self.node): frame_type(self._shape.outputs[0])}
         return found | {id(side): frame_type(side.output) for side in self._sides}
 

@@ -67,7 +67,6 @@ def to_block(rows: pa.RecordBatch) -> bytes:
 
 
 def from_block(block: bytes | memoryview | pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
-    """Return the rows of a block, which share its memory."""
     try:
         return pa.ipc.read_record_batch(pa.py_buffer(block), schema)
     except (pa.ArrowInvalid, OSError) as error:

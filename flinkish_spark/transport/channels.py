@@ -18,7 +18,6 @@ def channel_of(topics: Sequence[str], topic: str, partition: int) -> int:
 
 
 def channel_by_name(topic: str, partition: int) -> int:
-    """Return the channel of a partition in a source that reads several topics."""
     # State by channel, such as watermarks, outlives a start of the job, so a new topic or another order of
     # topics must not change the numbers.
     return (number_of_topic(topic) << TOPIC_SHIFT) + partition

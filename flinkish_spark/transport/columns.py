@@ -104,7 +104,6 @@ def read_records(pieces: DataFrame, reader: Worker, columns: T.StructType) -> Da
 
 
 def mark_records(frame: DataFrame, made_of: Mapping[str, Sequence[str]] = MappingProxyType({})) -> DataFrame:
-    """Mark the columns of a frame as those of a source's records, or as made of these."""
     # Imported here, since workers import this module and do not need plans.
     from flinkish_spark.bridge.plans import name_records
 

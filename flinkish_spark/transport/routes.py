@@ -31,8 +31,6 @@ _RECORD, _BARRIER, _WAKE, _MARKER = (
 
 @dataclass(frozen=True)
 class InputRecords:
-    """Selects the records of one input from a frame that several inputs read."""
-
     #: The input's number in the column of :class:`~.branches.InputPaths`; None without that worker.
     number: int | None = None
     #: The upstream operator's output; None if it has only one.
@@ -59,8 +57,6 @@ class InputRecords:
 
 @dataclass(frozen=True)
 class RecordRoutes:
-    """Finds the routes of one input's records."""
-
     routing: Routing
     distribution: Distribution
     #: Columns with the parts of the key; empty if all records have the same key.
@@ -101,8 +97,6 @@ class RecordRoutes:
 
 @dataclass(frozen=True)
 class ControlRoutes:
-    """Finds the routes of control rows to one operator."""
-
     routing: Routing
     #: The operator's number among the reporters to the driver.
     operator: int
@@ -157,7 +151,6 @@ class RouteRows:
                 yield pa.RecordBatch.from_arrays([*front, *batch.columns, *added], names=names)
 
     def _control_columns(self, rows: pa.RecordBatch) -> list[pa.Array]:
-        """Return the columns of control rows, one row per route."""
         control = zip(
             *(rows.column(name).to_pylist() for name in (C.KIND, C.CHANNEL, C.SEQUENCE)), strict=True
         )

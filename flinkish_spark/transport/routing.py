@@ -88,7 +88,6 @@ class Routing:
 
     @cached_property
     def of_group(self) -> tuple[int, ...]:
-        """Return the route of each key group's bundle, by key group."""
         return tuple(
             self.of_bundle[self.bundling.bundle_of(group)] for group in range(self.bundling.key_groups)
         )

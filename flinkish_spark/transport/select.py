@@ -29,7 +29,6 @@ class SelectColumns:
     keeps_times: bool
 
     def find_inputs(self) -> dict[str, frozenset[str]]:
-        """Return the input columns that each field is made of."""
         known: dict[str, frozenset[str]] = {}
         for step in self.steps:
             if isinstance(step, Mapping):

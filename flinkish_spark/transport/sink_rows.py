@@ -94,7 +94,6 @@ class SinkFanOut:
 
     @property
     def columns(self) -> T.StructType:
-        """Return the columns that the rows of all sinks have."""
         return T.StructType([*CONTROL, T.StructField(C.SINK, T.IntegerType())])
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

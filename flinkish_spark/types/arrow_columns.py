@@ -33,7 +33,6 @@ def find_beyond_years(column: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def find_gaps(column: pa.Array) -> pa.Array | None:
-    """Return a mask of a column's nulls; None if it has none."""
     return column.is_null() if column.null_count else None
 
 
@@ -44,7 +43,6 @@ def has_type(kind: pa.DataType, is_one: Callable[[pa.DataType], bool]) -> bool:
 
 
 def leaves(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield the scalar columns that a column consists of, at any depth."""
     if pa.types.is_map(column.type):
         first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
         for part in (column.keys, column.items):

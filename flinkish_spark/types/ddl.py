@@ -129,7 +129,6 @@ class _Parser:
         return read(self)
 
     def _read_brackets(self, brackets: str, *parts: Callable[[_Parser], Any]) -> list[Any]:
-        """Parse comma-separated parts in brackets."""
         self.take(brackets[0])
         found = [parts[0](self)]
         for part in parts[1:]:
@@ -213,7 +212,6 @@ def _unescape(text: str, quote: str) -> str:
 
 
 def ddl_of(kind: T.DataType) -> str:
-    """Return a type as text for :func:`parse_ddl`, a StructType as a list of nullable fields."""
     if isinstance(kind, T.StructType):
         return ", ".join(f"{name_text(field.name)} {type_text(field.dataType)}" for field in kind)
     return type_text(kind)
@@ -235,7 +233,6 @@ def name_text(text: str) -> str:
 
 
 def parse_ddl(text: str) -> T.DataType:
-    """Return the type, or a StructType for a list of fields."""
     kind = _parse(text)[0]
     # A copy, since callers may add fields and the parsed type is cached.
     return T.StructType(list(kind)) if isinstance(kind, T.StructType) else kind

@@ -189,7 +189,6 @@ def _join_lists(offsets: np.ndarray[Any, Any], texts: pa.Array) -> pa.Array:
 
 
 def _where(column: pa.Array, texts: pa.Array) -> pa.Array:
-    """Return texts with nulls where the column has nulls."""
     return pc.if_else(column.is_valid(), texts, pa.scalar(None, texts.type)) if column.null_count else texts
 
 

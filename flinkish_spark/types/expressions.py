@@ -34,14 +34,11 @@ COMPARED: tuple[type[T.DataType], ...] = (
 
 
 class Expression(ABC):
-    """A value for each row."""
-
     @abstractmethod
     def evaluate(self, columns: Mapping[str, pa.Array]) -> Any:
         """Return an array, or a scalar that stands for an array of equal values."""
 
     def names(self) -> frozenset[str]:
-        """Return the names of all columns that the expression reads."""
         return frozenset[str]().union(*(one.names() for one in _find_expressions(tuple(vars(self).values()))))
 
 

@@ -43,7 +43,6 @@ def holds_nothing(kind: T.DataType) -> bool:
 
 
 def first_required(kind: T.DataType) -> str | None:
-    """Return the name of a field that must not be null, at any depth; None if there is none."""
     structs = (part for part in parts_of(kind) if isinstance(part, T.StructType))
     return next((field.name for struct in structs for field in struct if not field.nullable), None)
 

@@ -123,12 +123,10 @@ class JsonReader:
 
 
 def restore_intervals(column: Column, kind: T.DataType) -> Column:
-    """Return a column with numbers of months replaced by the year-month intervals of `kind`, at any depth."""
     return _cast_months(column, kind, None)
 
 
 def replace_intervals(column: Column, kind: T.DataType) -> Column:
-    """Return a column with year-month intervals replaced by numbers of months, at any depth."""
     return _cast_months(column, kind, T.IntegerType())
 
 
@@ -338,8 +336,6 @@ def _are_spark_s_times(times: pa.Array) -> bool:
 
 
 class _Repeating(dict[str, Any]):
-    """A parsed object with repeated names."""
-
     names: frozenset[str] = frozenset()
 
 

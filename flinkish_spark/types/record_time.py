@@ -57,7 +57,6 @@ class TimeLimits:
 
     @staticmethod
     def why_outside(time_ms: int, now_ms: int) -> str:
-        """Return what is wrong with a time that is out of range."""
         if time_ms < 0:
             return "before 1970"
         if time_ms > LAST_MS:

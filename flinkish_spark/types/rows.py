@@ -40,7 +40,6 @@ class RowReader:
         return keys[0] if len(keys) == 1 else list(zip(*keys, strict=True)), records
 
     def records(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """Return the records in row order, without keys."""
         columns = [to_values(rows.column(name)) for name in self._fields]
         return map(self._make, zip(*columns, strict=True))
 
@@ -90,7 +89,6 @@ class RowWriter:
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
 
     def write_columns(self, columns: Sequence[Sequence[Any] | pa.Array]) -> list[pa.Array]:
-        """Return Arrow columns for columns of Python values or arrays."""
         if len(columns) != len(self._names):
             raise OutputError(f"emitted {len(columns)} fields, but {len(self._names)} are declared")
         return [self._array(field, column) for field, column in zip(self._schema, columns, strict=True)]
@@ -150,7 +148,6 @@ class ElementType:
 
     @cached_property
     def fields(self) -> tuple[T.StructField, ...]:
-        """The fields; a single field `value` for elements that are no tuples."""
         parsed = parse_ddl(self.ddl)
         if self.has_fields and isinstance(parsed, T.StructType):
             return tuple(parsed.fields)
@@ -175,7 +172,6 @@ class ElementType:
         return lambda value: make(value) if type(value) is tuple else value
 
     def gathering(self) -> Named:
-        """Return a function from the tuple of :meth:`to_tuple` to an element."""
         if not self.has_fields:
             return itemgetter(0)
         # Like `_make`, but without a Python call per element.

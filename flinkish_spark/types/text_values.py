@@ -110,7 +110,6 @@ def parse_boolean(text: str) -> bool:
 
 
 def parse_whole(text: str, bits: int) -> int:
-    """Parse a signed integer of `bits` bits."""
     if not _WHOLE.fullmatch(text):
         raise NoValue("it is no whole number")
     number = int(text)
@@ -191,7 +190,6 @@ def check_years(seconds: int) -> None:
 
 
 def check_time_zone(name: str) -> None:
-    """Raise NoValue if the zone is unknown."""
     if _offset_of(name) is None:
         _rules_of(name)
 

@@ -182,7 +182,6 @@ def _missing(
 
 
 def first_repeated(array: pa.Array) -> tuple[int, Any] | None:
-    """Return the first row in which a map has a key twice, and that key; None if there is none."""
     if find_repeated_key(array) is None:
         return None
     rows = ((at, find_repeated_key(array.slice(at, 1))) for at in range(len(array)))
@@ -236,8 +235,6 @@ _EXACT = (decimal.Decimal, fractions.Fraction)
 
 @dataclass(frozen=True, slots=True)
 class ValueChange:
-    """A value that Arrow would change, and how."""
-
     value: Any
     reason: str
 

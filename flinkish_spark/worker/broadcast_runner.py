@@ -46,8 +46,6 @@ class UnkeyedBroadcast:
 
 
 class _KeyedSide(PartitionSide):
-    """Broadcast side of a keyed operator."""
-
     def __init__(self, shape: RowShape, operator: KeyedBroadcastOperator) -> None:
         super().__init__(shape)
         self._side = operator.side

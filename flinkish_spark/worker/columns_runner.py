@@ -191,7 +191,6 @@ class ColumnsRunner(GroupRunner):
         return pa.concat_batches(parts)
 
     def _rename_columns(self, rows: pa.RecordBatch, shape: InputShape) -> pa.RecordBatch:
-        """Return the rows of one input under the column names that all inputs share."""
         columns = {C.KEY_HASH: rows.column(C.KEY_HASH)}
         if self.is_timed:
             is_timed = C.TIME in rows.schema.names

@@ -162,8 +162,6 @@ class FilterRows:
 
 @dataclass(frozen=True)
 class ExpandRows:
-    """Makes any number of rows of each row."""
-
     function: RowFunction
     output: T.StructType
     #: Control columns to copy.
@@ -274,8 +272,6 @@ class _Context:
 
 @dataclass(frozen=True)
 class AppendColumns:
-    """Appends columns computed by a function of one row."""
-
     #: From a record to a row of `made`.
     function: RowFunction
     given: T.StructType

@@ -80,8 +80,6 @@ class RowShape:
 
 @dataclass(frozen=True, slots=True)
 class OutputRows:
-    """Rows for one output."""
-
     #: Number of the output: 0 for the main one.
     side: int
     #: Sequence of the first row; the others follow without gaps.
@@ -102,8 +100,6 @@ InputRows = Sequence[pa.RecordBatch | None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionResult:
-    """The result of the partition side in a micro-batch."""
-
     rows: tuple[OutputRows, ...]
     #: Value to store; None if nothing has changed.
     value: bytes | None
@@ -128,7 +124,6 @@ class PartitionSide(ABC):
         return choose_copy(values)
 
     def find_row(self, inputs: InputRows, failure: ElementError) -> tuple[int, int]:
-        """Return the input of the element at which the function failed, and its row there."""
         way = Distribution.BROADCAST if failure.is_broadcast else Distribution.BY_CHANNEL
         shape = self.shape
         own = [one if of.distribution is way else None for one, of in zip(inputs, shape.inputs, strict=True)]

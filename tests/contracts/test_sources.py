@@ -34,7 +34,8 @@ from flinkish_spark.contracts.source import Source
 from flinkish_spark.core.errors import InputLostError, UserError
 from flinkish_spark.core.steps import SilentObserver, Step
 from flinkish_spark.latency import LatencyGranularity
-from flinkish_spark.protocol.savepoints import Misfit, SavepointMetadata
+from flinkish_spark.protocol.restore import Misfit
+from flinkish_spark.protocol.savepoints import SavepointMetadata
 from flinkish_spark.sources import (
     CollectionSource,
     DataGeneratorSource,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from unittest import mock
 
-from flinkish_spark.checkpoint.retention import CheckpointPins
+from flinkish_spark.checkpoint.pins import CheckpointPins
 from flinkish_spark.connectors.delta.table import app_id, checkpoint_note
 from flinkish_spark.core.errors import CorruptObjectError, EnvironmentFault, JobDirError
 from flinkish_spark.core.job_dir import JobDir

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flinkish_spark.checkpoint.retention import PINS
+from flinkish_spark.checkpoint.pins import PINS
 from flinkish_spark.core.job_dir import REWIND_ORDER_KEY, REWINDING
 from tests.simulation.faults import FaultKind as K
 from tests.simulation.ledger import DecisionRecord, Ledger, body_of

@@ -10,7 +10,8 @@ from pyspark.sql import types as T
 
 from flinkish_spark.checkpoint.control import ControlFile
 from flinkish_spark.checkpoint.ownership import BeatLease, Ownership
-from flinkish_spark.checkpoint.retention import CheckpointPins, fence_in_bucket
+from flinkish_spark.checkpoint.pins import CheckpointPins
+from flinkish_spark.checkpoint.retention import fence_in_bucket
 from flinkish_spark.checkpoint.spark_log import BucketLog, SparkLog
 from flinkish_spark.checkpoint.staging import OwnerLock, Staging, StagingContext
 from flinkish_spark.connectors.delta.committing import DeltaCommitter

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flinkish_spark.checkpoint.retention import PINS
+from flinkish_spark.checkpoint.pins import PINS
 from flinkish_spark.checkpoint.spark_log import REPLAY
 from flinkish_spark.core.errors import EnvironmentFault
 from flinkish_spark.core.job_dir import REWINDING

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
-from flinkish_spark.checkpoint.retention import PINS, CheckpointPins, PinManifest
+from flinkish_spark.checkpoint.pins import PINS, CheckpointPins, PinManifest
 from flinkish_spark.core.errors import CorruptObjectError
 from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.protocol.decisions import Decision
@@ -28,21 +29,16 @@ class SimPins(CheckpointPins):
         self._store.put(f"{PINS}/state/{name}", state)
         self._write(PinManifest(decision.checkpoint, decision.batch, entries, {name: len(state)}))
 
-    def why_not_restorable(self, checkpoint: CheckpointId) -> str:
-        """Return what a pin lacks."""
-        manifest = self._read_manifest(checkpoint)
-        if manifest is None:
-            return "the state that it needs is not kept any more"
-        try:
-            for name in manifest.files:
-                self._store.read(f"{manifest.folder}/{name}")
-        except ObjectMissing as gone:
-            return f"the kept state is gone: {gone}"
-        return ""
+    def _find_sizes(self, manifest: PinManifest) -> dict[str, int]:
+        found = {}
+        for name in manifest.files:
+            with contextlib.suppress(ObjectMissing):
+                found[name] = len(self._store.read(f"{manifest.folder}/{name}"))
+        return found
 
     def restore(self, checkpoint: CheckpointId) -> None:
         """Put state and entries back; state of other versions goes."""
-        manifest = self._check_restorable(checkpoint, self.why_not_restorable(checkpoint))
+        manifest = self._read_restorable(checkpoint)
         folder = f"{self._log.folder}/state"
         for name in manifest.files:
             self._store.put(f"{folder}/{name}", self._store.read(f"{manifest.folder}/{name}"))

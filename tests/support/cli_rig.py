@@ -12,7 +12,7 @@ from typing import Any
 from click.testing import CliRunner, Result
 
 from flinkish_spark.checkpoint.answers import CheckpointAnswer
-from flinkish_spark.checkpoint.retention import PinManifest
+from flinkish_spark.checkpoint.pins import PinManifest
 from flinkish_spark.cli.app import app
 from flinkish_spark.core.clock import SystemClock
 from flinkish_spark.core.job_dir import JobDir

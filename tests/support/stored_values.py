@@ -51,7 +51,7 @@ RECORDS = (
     "protocol.savepoints Claim",
     "protocol.savepoints SeededChain",
     "protocol.savepoints Seed",
-    "protocol.replay RestagedEpoch",
+    "protocol.decisions RestagedEpoch",
     "protocol.timeline Stretch",
     "protocol.decisions SinkShare",
     "protocol.decisions ManifestRecord",

@@ -31,13 +31,11 @@ from flinkish_spark.protocol.plan_layout import Chain, make_input_names, source_
 
 
 def cut_chains(plan: LogicalPlan) -> LogicalPlan:
-    """Note the chains whose ends each sink reads."""
     ends = {sink.uid: find_chain_ends(plan.graph, sink.parent) for sink in plan.graph.sinks}
     return replace(plan, ends=ends)
 
 
 def find_chain_ends(graph: StreamGraph, node: StreamNode) -> tuple[ChainEnd, ...]:
-    """Return the chains that end with a stream, each with the paths at its end."""
     # All paths from sources to a sink without an operator are one chain. An operator's outputs are ends of
     # the operator's chain, whoever reads them: transforms after it are no part of the plan. The same holds
     # for the outputs of a recorded function after a source, if several sinks read them.

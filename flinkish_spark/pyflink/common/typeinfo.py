@@ -178,8 +178,6 @@ class RowTypeInfo(TupleTypeInfo):
 
 
 class ListTypeInfo(TypeInformation):
-    """Lists and arrays of one type."""
-
     is_plain = False
 
     def __init__(self, element: TypeInformation) -> None:
@@ -194,8 +192,6 @@ class ListTypeInfo(TypeInformation):
 
 
 class MapTypeInfo(TypeInformation):
-    """Dicts with keys of one type and values of one type."""
-
     is_plain = False
 
     def __init__(self, key: TypeInformation, value: TypeInformation) -> None:
@@ -309,7 +305,6 @@ def infer_type(values: Sequence[Any]) -> TypeInformation:
 
 
 def show(value: Any) -> str:
-    """Return a value as PyFlink's `print` shows it."""
     if isinstance(value, Row):
         return f"+I[{', '.join(map(show, value))}]"
     return f"({','.join(map(show, value))})" if isinstance(value, tuple) else str(value)

@@ -95,10 +95,6 @@ def _results(function: Any, method: str, *arguments: Any) -> Iterable[Any]:
     return () if made is None else made
 
 
-def _is_tagged(value: Any) -> bool:
-    return type(value) is tuple and len(value) == 2 and isinstance(value[0], OutputTag)
-
-
 class Border:
     """The base of functions of ours that call one of the program."""
 
@@ -123,7 +119,7 @@ class Border:
 
     def _emit(self, method: str, context: Any, *arguments: Any) -> Iterator[Any]:
         for value in _results(self._function, method, *arguments):
-            if _is_tagged(value):
+            if type(value) is tuple and len(value) == 2 and isinstance(value[0], OutputTag):
                 Context(context).output(*value)
             else:
                 yield self._made.to_row(value)
@@ -153,15 +149,11 @@ class Elements(Border, stream.ProcessFunction):
 
 
 class Rows(Border, keyed.FlatMapFunction):
-    """A map or flat-map function without a key."""
-
     def flat_map(self, value: Any) -> Iterator[Any]:
         return map(self._made.to_row, _results(self._function, self._method, self._given[0].from_row(value)))
 
 
 class Key(Border, stream.KeySelector):
-    """A key selector."""
-
     def get_key(self, value: Any) -> Any:
         call = getattr(self._function, "get_key", self._function)
         return self._key.encode(call(self._given[0].from_row(value)))

@@ -95,8 +95,6 @@ class _RichFunction:
 
 
 class EncodedReduce(_RichFunction):
-    """A reduction of encoded values."""
-
     def __init__(self, reduce: Any, encode: Any, decode: Any) -> None:
         self._function, self._encode, self._decode = reduce, encode, decode
 
@@ -106,8 +104,6 @@ class EncodedReduce(_RichFunction):
 
 
 class EncodedAggregate(_RichFunction):
-    """An aggregate function whose accumulators are encoded."""
-
     def __init__(self, aggregate: Any, decode: Any, info: TypeInformation, encode: Any) -> None:
         self._function, self._decode, self._info, self._encode = aggregate, decode, info, encode
 

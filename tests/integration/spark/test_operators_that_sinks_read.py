@@ -14,9 +14,9 @@ from pyspark.sql import functions as F
 
 from flinkish_spark import Emit, VectorizedProcessFunction
 from flinkish_spark.job import preflight
-from flinkish_spark.protocol import savepoints as protocol
+from flinkish_spark.protocol import restore as protocol
 from flinkish_spark.protocol.plan_layout import Chain
-from flinkish_spark.protocol.savepoints import begin_chain
+from flinkish_spark.protocol.restore import begin_chain
 from flinkish_spark.windows import TumblingEventTimeWindows
 from tests.integration.spark.test_shared_tasks import BY_EXPRESSION, all_of, layout, run, truth
 from tests.support import effort

@@ -13,7 +13,7 @@ from flinkish_spark.core.steps import Step
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.protocol.decisions import Verdict
 from flinkish_spark.protocol.ids import CheckpointId
-from flinkish_spark.protocol.savepoints import UnpositionedSources
+from flinkish_spark.protocol.restore import UnpositionedSources
 from flinkish_spark.savepoints.files import RestoreSettings
 from tests.integration.spark.test_savepoints import expected, feed, plain_job, sums, two_operators
 from tests.support.jobs import await_that, read_delta, run_until

@@ -19,7 +19,8 @@ from flinkish_spark.core.errors import CorruptObjectError, UserError
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import preflight
 from flinkish_spark.planning.planner import Planner
-from flinkish_spark.protocol.savepoints import ClaimMode, NonRestoredState, UnpositionedSources
+from flinkish_spark.protocol.restore import NonRestoredState, UnpositionedSources
+from flinkish_spark.protocol.savepoints import ClaimMode
 from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir, SavepointNotFoundError
 from tests.support.jobs import ORDER, TOTAL, RunningTotal, await_that, environment, read_delta, rows
 from tests.support.savepoint_support import COUNT, Count, failure, started, stop, stop_with, take

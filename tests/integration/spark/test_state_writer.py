@@ -20,7 +20,7 @@ from flinkish_spark import (
 )
 from flinkish_spark.core.errors import EnvironmentFault, UserFunctionError
 from flinkish_spark.functions.stream import CheckpointedProcessFunction
-from flinkish_spark.protocol.savepoints import UnpositionedSources
+from flinkish_spark.protocol.restore import UnpositionedSources
 from flinkish_spark.savepoints.files import RestoreSettings, SavepointDir
 from flinkish_spark.state.operator_state import OperatorListDescriptor
 from flinkish_spark.state_processor import (

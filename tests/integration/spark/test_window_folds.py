@@ -29,7 +29,7 @@ from flinkish_spark.core.errors import GraphError
 from flinkish_spark.core.job_dir import JobDir
 from flinkish_spark.core.store import LocalStore
 from flinkish_spark.operators.vectorized import greatest_by_key, sum_by_key
-from flinkish_spark.protocol.savepoints import UnpositionedSources
+from flinkish_spark.protocol.restore import UnpositionedSources
 from flinkish_spark.savepoints.files import RestoreSettings
 from flinkish_spark.windows import (
     EventTimeSessionWindows,

@@ -11,7 +11,8 @@ import pytest
 
 from flinkish_spark.checkpoint import retention as pins_module
 from flinkish_spark.checkpoint import state_files
-from flinkish_spark.checkpoint.retention import PinManifest, SparkPins
+from flinkish_spark.checkpoint.pins import PinManifest
+from flinkish_spark.checkpoint.retention import SparkPins
 from flinkish_spark.checkpoint.state_files import (
     StateFileNotFoundError,
     StateOnDisk,

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.retention import PinManifest
-from flinkish_spark.protocol.decisions import Decision, Receipt, RewindIntent, TriggerRecord
+from flinkish_spark.checkpoint.pins import PinManifest
+from flinkish_spark.protocol.decisions import Decision, Receipt, RestagedEpoch, RewindIntent, TriggerRecord
 from flinkish_spark.protocol.envelope import unseal
 from flinkish_spark.protocol.lineage import RewindOrder
 from flinkish_spark.protocol.records import StagedBatch
-from flinkish_spark.protocol.replay import RestagedEpoch
 from flinkish_spark.protocol.series import Series
 from flinkish_spark.protocol.statistics import StatisticsHistory
 from flinkish_spark.protocol.timeline import Stretch

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from flinkish_spark.checkpoint.retention import PinManifest
+from flinkish_spark.checkpoint.pins import PinManifest
 from flinkish_spark.connectors.dead_letters import VisibleLetters
 from flinkish_spark.connectors.files.source import FoundFile
 from flinkish_spark.core.job_dir import JobDir

@@ -24,11 +24,10 @@ from flinkish_spark.core.store import LocalStore
 from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.job import supervisor
 from flinkish_spark.job.replay import Replayer
-from flinkish_spark.protocol.decisions import Decision, Receipt, Verdict
+from flinkish_spark.protocol.decisions import Decision, Receipt, RestagedEpoch, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage, OwnerEpoch
 from flinkish_spark.protocol.limits import UNLIMITED
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch, TaskAck
-from flinkish_spark.protocol.replay import RestagedEpoch
 from tests.support.clocks import ManualClock
 from tests.support.coordinator_rig import context_of
 from tests.support.state_folder import SparkFolder

@@ -19,7 +19,8 @@ from flinkish_spark.planning.stream_graph import (
     name_bases,
 )
 from flinkish_spark.protocol.plan_layout import Chain
-from flinkish_spark.protocol.savepoints import SavedChain, begin_chain
+from flinkish_spark.protocol.restore import begin_chain
+from flinkish_spark.protocol.savepoints import SavedChain
 from tests.support.stream_graphs import graph, keyed, record_function, side, source, transform
 
 

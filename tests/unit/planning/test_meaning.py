@@ -38,16 +38,15 @@ from flinkish_spark.planning import factories
 from flinkish_spark.planning.meaning import describe_meaning, find_rules
 from flinkish_spark.planning.stream_graph import KeyedEntry, KeyedNode, KeyFunction
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
-from flinkish_spark.protocol.savepoints import (
+from flinkish_spark.protocol.restore import (
     JobShape,
     Misfit,
     OperatorShape,
-    OperatorState,
     RestoreRules,
-    SavepointMetadata,
     check_restore,
     find_changed_meaning,
 )
+from flinkish_spark.protocol.savepoints import OperatorState, SavepointMetadata
 from flinkish_spark.state import (
     AggregatingStateDescriptor,
     ListStateDescriptor,

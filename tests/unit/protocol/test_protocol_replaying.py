@@ -8,17 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from flinkish_spark.protocol.decisions import Decision, Verdict
+from flinkish_spark.protocol.decisions import Decision, RestagedEpoch, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, Lineage, OwnerEpoch
 from flinkish_spark.protocol.records import Committable, SinkAck, StagedBatch, TaskAck
-from flinkish_spark.protocol.replay import (
-    CannotReplay,
-    ReplayPlan,
-    RestagedEpoch,
-    RestageResult,
-    plan_replay,
-    restage,
-)
+from flinkish_spark.protocol.replay import CannotReplay, ReplayPlan, RestageResult, plan_replay, restage
 
 
 def one(sink: str, name: str) -> Committable:

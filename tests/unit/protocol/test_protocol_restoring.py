@@ -24,27 +24,29 @@ from flinkish_spark.protocol.plan_layout import (
     lowest,
     offsets_in,
 )
-from flinkish_spark.protocol.savepoints import (
-    Claim,
-    ClaimMode,
+from flinkish_spark.protocol.restore import (
     JobShape,
     Misfit,
     NonRestoredState,
     OperatorShape,
-    OperatorState,
     RestoreRules,
+    SourceShape,
+    UnpositionedSources,
+    begin_chain,
+    check_restore,
+)
+from flinkish_spark.protocol.savepoints import (
+    Claim,
+    ClaimMode,
+    OperatorState,
     SavedChain,
     SavepointMetadata,
     Seed,
     SeededChain,
     SeedOrigin,
     SourceFacts,
-    SourceShape,
     StateFile,
-    UnpositionedSources,
-    begin_chain,
     check_groups,
-    check_restore,
 )
 from flinkish_spark.transport.routing import Routing, spark_hash_int
 from tests.support.effort import examples

@@ -6,17 +6,14 @@ from typing import Any
 
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.plan_layout import Chain
-from flinkish_spark.protocol.savepoints import (
+from flinkish_spark.protocol.restore import (
     JobShape,
     NonRestoredState,
     OperatorShape,
-    OperatorState,
     RestoreRules,
-    SavedChain,
-    SavepointMetadata,
-    SourceFacts,
     SourceShape,
 )
+from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, SourceFacts
 from flinkish_spark.savepoints.comparison import Comparison, Fate, compare_saved
 
 KAFKA = SourceShape("kafka", is_positionable=True, inputs={"orders"})

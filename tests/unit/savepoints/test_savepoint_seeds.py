@@ -30,10 +30,9 @@ from flinkish_spark.protocol.plan_layout import (
     ScanRole,
 )
 from flinkish_spark.protocol.records import StagedBatch
+from flinkish_spark.protocol.restore import NonRestoredState, OperatorShape
 from flinkish_spark.protocol.savepoints import (
     ClaimMode,
-    NonRestoredState,
-    OperatorShape,
     OperatorState,
     SavedChain,
     SavepointMetadata,
@@ -58,7 +57,9 @@ from flinkish_spark.savepoints.seeds import (
     find_claimant,
     find_lost_seed,
     read_layout,
+    read_seed,
     shuffle_partitions_of,
+    write_seed,
 )
 from flinkish_spark.worker.keyed_operator import OperatorError
 from tests.unit.savepoints.test_savepoint_files import write_file
@@ -155,7 +156,7 @@ def test_a_prepared_job_needs_the_savepoint_no_more(root, savepoint) -> None:
     rewritten(savepoint, finished=("orders", "gone"))
     assert restore(root, savepoint).prepare(5) == "a" * 32
     job_dir = JobDir(LocalStore(root))
-    seed = job_dir.seed(Lineage(0))
+    seed = read_seed(job_dir, Lineage(0))
     assert seed is not None
     assert seed.chains == (SeededChain(TOTALS, {"orders": AT_5}, {"totals": "totals"}),)
     assert (seed.shuffle_partitions, seed.hooks, seed.finished) == (
@@ -195,7 +196,7 @@ def test_a_misfit_names_every_reason(root, savepoint) -> None:
         root, savepoint, operators=("other",), chain=chain, hooks=(), non_restored=NonRestoredState.ALLOW
     )
     allowed.prepare(2)
-    seed = JobDir(LocalStore(root)).seed(Lineage(0))
+    seed = read_seed(JobDir(LocalStore(root)), Lineage(0))
     assert (seed.files, seed.hooks) == ((), {})
     assert seed.chains == (SeededChain(chain, {"orders": AT_5}, {}),)
 
@@ -256,7 +257,7 @@ def test_a_plain_rewind_keeps_the_seed_and_a_reseed_brings_another(root, savepoi
     assert find_beginning(job_dir, StoreSpec(str(root))) == first
     # Prepared, and kept by a crash from being begun with.
     seed = Seed(Lineage(2), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ())
-    job_dir.write_seed(seed)
+    write_seed(job_dir, seed)
     assert shuffle_partitions_of(job_dir, find_beginning(job_dir, StoreSpec(str(root)))) == 2
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(2), "", {}, RewindKind.RESEED))
     assert find_beginning(job_dir, StoreSpec(str(root))) == Beginning(seed, StoreSpec(str(root / "seeds/2")))
@@ -336,7 +337,7 @@ def test_behind_the_first_checkpoint_the_seeds_files_go_and_a_claimed_savepoint_
     )
     keeper.on_confirmed(decision(0))
     keeper.on_confirmed(decision(0))
-    assert job_dir.seed(Lineage(0)) is not None
+    assert read_seed(job_dir, Lineage(0)) is not None
     assert not list((root / "seeds/0").glob("state/*/*"))
     assert savepoint.exists() is (claim is ClaimMode.NO_CLAIM)
 
@@ -423,7 +424,7 @@ def test_a_job_without_checkpoints_begins_anew_with_the_savepoint_that_is_given_
 ) -> None:
     job_dir = cancelled(root, savepoint)
     seed = find_lost_seed(job_dir, StoreSpec(str(root)))
-    assert seed is not None and seed == job_dir.seed(Lineage(0))
+    assert seed is not None and seed == read_seed(job_dir, Lineage(0))
     assert restore(root, savepoint).check() == "a" * 32
     # The check wrote nothing.
     assert find_lost_seed(job_dir, StoreSpec(str(root))) == seed
@@ -458,7 +459,7 @@ def test_a_rescaled_job_without_checkpoints_is_refused(root) -> None:
     job_dir = begun(root)
     file = write_file(root / "seeds/1")
     chains = (SeededChain(TOTALS, {"orders": AT_5}, {"totals": "totals"}),)
-    job_dir.write_seed(Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 3, chains, files=(file,)))
+    write_seed(job_dir, Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 3, chains, files=(file,)))
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(1), "", {}, RewindKind.RESEED))
     # A checkpoint of before the rescale is not what the live lineage goes on from.
     job_dir.create_decision(decision(0))
@@ -476,7 +477,7 @@ def test_until_its_log_begins_anew_a_job_runs_with_the_partitions_that_it_had(ro
     assert savepoints.shuffle_partitions() == 5
     begun(root)
     assert savepoints.shuffle_partitions() == 2
-    job_dir.write_seed(Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ()))
+    write_seed(job_dir, Seed(Lineage(1), SeedOrigin.RESCALE, "", CheckpointId(9), 5, ()))
     assert savepoints.shuffle_partitions() == 2
     job_dir.close_rewind(RewindIntent(BatchId(0), Lineage(1), "", {}, RewindKind.RESEED))
     assert savepoints.shuffle_partitions() == 5
@@ -570,7 +571,7 @@ def test_a_rescale_before_the_first_checkpoint_begins_where_the_job_began(root) 
     first.write_text('\0v1\n{"t":{"0":5}}')
     (root / "seeds/1/state").mkdir(parents=True)
     rescaling(root, 3).export(None, Lineage(1))
-    seed = job_dir.seed(Lineage(1))
+    seed = read_seed(job_dir, Lineage(1))
     assert (seed.chains, seed.shuffle_partitions) == ((SeededChain(TOTALS, {"orders": AT_5}, {}),), 3)
     assert not (root / "seeds/1/state").exists()
 
@@ -579,7 +580,7 @@ def test_a_rescale_before_the_first_checkpoint_of_a_restored_job_keeps_its_seed(
     restore(root, savepoint, claim=ClaimMode.CLAIM).prepare(2)
     job_dir = begun(root)
     rescaling(root, 3).export(None, Lineage(1))
-    before, after = job_dir.seed(Lineage(0)), job_dir.seed(Lineage(1))
+    before, after = read_seed(job_dir, Lineage(0)), read_seed(job_dir, Lineage(1))
     assert after == replace(before, lineage=Lineage(1), shuffle_partitions=3)
     SeedKeeper(StoreSpec(str(root)), Beginning(after), find_claimant(job_dir)).on_confirmed(decision(0))
     reader = SeedReader(str(root / "seeds/1"), "totals", "totals")
@@ -593,7 +594,7 @@ def test_a_rescale_with_a_dataframe_is_refused_and_leaves_no_seed(root) -> None:
     job_dir = begun(root)
     with pytest.raises(UserError, match="runs with 2 shuffle partitions and cannot change to 3"):
         rescaling(root, 3, Frame()).export(None, Lineage(1))
-    assert job_dir.seed(Lineage(1)) is None
+    assert read_seed(job_dir, Lineage(1)) is None
 
 
 def test_a_rescale_is_looked_at_before_anything_is_written(root) -> None:

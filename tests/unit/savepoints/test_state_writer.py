@@ -25,18 +25,15 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.event_time import Valve
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, Lineage
 from flinkish_spark.protocol.plan_layout import Chain
-from flinkish_spark.protocol.savepoints import (
+from flinkish_spark.protocol.restore import (
     JobShape,
     OperatorShape,
-    OperatorState,
     RestoreRules,
-    SavedChain,
-    SavepointMetadata,
     SourceShape,
-    StateFile,
     begin_chain,
     check_restore,
 )
+from flinkish_spark.protocol.savepoints import OperatorState, SavedChain, SavepointMetadata, StateFile
 from flinkish_spark.protocol.timer_index import Agenda, NextTimers
 from flinkish_spark.protocol.watermarks import EventTime, OperatorTime
 from flinkish_spark.savepoints.bootstrap import KeyedStateBootstrapFunction, bootstrap_function
