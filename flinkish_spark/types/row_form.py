@@ -30,7 +30,7 @@ class NoRowError(RowError):
 
 def element_class(names: Sequence[str]) -> Any:
     """Return the named tuple class of a stream's elements."""
-    made = namedtuple("Record", list(names), rename=True)
+    made = _make_tuple_class(names)
     own = made._fields
     if own != tuple(names):
         # Python's named tuples do not allow names that begin with an underscore, keywords and the like.
@@ -45,6 +45,10 @@ def element_class(names: Sequence[str]) -> Any:
     # An element that is emitted unchanged may be declared with other names there.
     setattr(made, _IS_ELEMENT, True)
     return made
+
+
+def _make_tuple_class(names: Sequence[str]) -> Any:
+    return namedtuple("Record", list(names), rename=True)
 
 
 def _describe(element: Any) -> str:
