@@ -7,8 +7,9 @@ a few odd values change nothing. A short run has few values, so only what grows 
 A killed process begins anew, and grows while it warms up. So what belongs to processes is compared between
 lives, at like age: one value for each life, the median of its samples 15 to 40 s after its first checkpoint.
 What belongs to the job has one value for each minute. The first fifth of a run does not count, up to ten
-minutes: logs fill until the first entry is deleted. In the long life of a driver, in which only workers
-are killed, each minute from the fifth on has a value.
+minutes; and what belongs to the job counts only when Spark has begun to delete the first entries of its logs:
+until then they fill. In the long life of a driver, in which only workers are killed, each minute from the
+fifth on has a value.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ JOB = (
     "state KB",
 )
 LOG = "driver.log KB"
+#: The first micro-batch in Spark's logs.
+LOG_BEGINS = "Spark log begins"
 #: A JVM takes memory up to its limit before it collects more: over one life that says nothing.
 _NOT_IN_ONE_LIFE = frozenset({"jvm MB"})
 
@@ -103,7 +106,8 @@ def find_slopes(samples: Sequence[Sample]) -> dict[str, Slope]:
     warm_s = min(end_s * _WARM_UP_SHARE, _LONGEST_WARM_UP_S)
     warm = [sample for sample in samples if sample.at_s >= warm_s]
     of_age = [s for s in warm if s.age_s is not None and LIKE_AGE_S[0] <= s.age_s < LIKE_AGE_S[1]]
-    at_work = [sample for sample in warm if sample.age_s is not None]
+    full_s = next((s.at_s for s in samples if s.values.get(LOG_BEGINS, 0) > 0), math.inf)
+    at_work = [sample for sample in warm if sample.age_s is not None and sample.at_s >= full_s]
     found = {name: find_slope(_medians(of_age, name, lambda sample: sample.start)) for name in PROCESSES}
     found |= {name: find_slope(_medians(at_work, name, lambda sample: sample.minute)) for name in JOB}
     found[f"{LOG} a minute"] = find_slope(_rates(warm, LOG))

@@ -58,7 +58,8 @@ class SoakProducer(OrderProducer):
         self._homes = homes
 
     def _settings(self) -> dict[str, Any]:
-        return {**super()._settings(), "metadata_max_age_ms": 5_000}
+        # Partitions are found soon, and a broker that is away for long loses no order.
+        return {**super()._settings(), "metadata_max_age_ms": 5_000, "delivery_timeout_ms": 600_000}
 
     def _send(self, producer: KafkaProducer, order: Order) -> Any:
         known = len(producer.partitions_for(self._topic))

@@ -160,10 +160,13 @@ def _sizes(rig: Rig) -> dict[str, float]:
     files = dict(_files_below(job_dir))
     logs = [path for path in files if path.parent.name in ("offsets", "commits")]
     states = [path for path in files if "state" in path.parts]
+    # One small file for each start, by which a zombie sees that it is no longer the owner: never deleted.
+    owners = [path for path in files if path.parent.name == "owners"]
     return {
-        "job directory files": len(files),
+        "job directory files": len(files) - len(owners),
         "job directory KB": sum(files.values()) / 1024,
         "Spark log files": len(logs),
+        "Spark log begins": min((int(path.name) for path in logs if path.name.isdecimal()), default=0),
         "state files": len(states),
         "state KB": sum(files[path] for path in states) / 1024,
         "driver.log KB": rig.job.log.stat().st_size / 1024,

@@ -49,6 +49,11 @@ class Outcome:
         return self.verdict.is_exact and not self.wrong and not self.failure
 
     @property
+    def unjudged(self) -> list[str]:
+        """Series of too few values: all of a short run's may be, none of a long one's."""
+        return [name for name, slope in self.slopes.items() if slope.answer is Answer.TOO_SHORT]
+
+    @property
     def growing(self) -> list[str]:
         return [name for name, slope in self.slopes.items() if slope.answer is Answer.GROWS]
 

@@ -19,7 +19,7 @@ from flinkish_spark.core.steps import Step
 from tests.crash.soak import savepoints
 from tests.crash.soak.__main__ import parse_args, report
 from tests.crash.soak.app import Trigger
-from tests.crash.soak.flatness import BOUND, JOB, LOG, PROCESSES, Answer, find_slope, find_slopes
+from tests.crash.soak.flatness import BOUND, JOB, LOG, LOG_BEGINS, PROCESSES, Answer, find_slope, find_slopes
 from tests.crash.soak.rig import Homes
 from tests.crash.soak.samples import Sample, read_samples
 from tests.crash.soak.schedule import MOST_PARTITIONS_ADDED, Death, Disturbance, Shot, draw
@@ -156,6 +156,7 @@ def samples(minutes: int, *, lives: bool = True, **growth: float) -> list[Sample
             for name in (*PROCESSES, *JOB):
                 warm = 1 + 0.01 * second if name in PROCESSES and lives else 1
                 values[name] = 100.0 * warm * (1 + growth.get(name, 0.0) * at_s / 3600)
+            values[LOG_BEGINS] = max(0.0, at_s - 200)
             values[LOG] = at_s * (1 + growth.get(LOG, 0.0) * at_s / 3600)
             start = minute + 1 if lives else 1
             found.append(Sample(at_s, minute + 1, start, age_s if age_s >= 0 else None, values))
@@ -178,8 +179,19 @@ def test_each_series_that_grows_is_named(name):
 def test_growth_at_the_beginning_does_not_count():
     filling = samples(50)
     for sample in filling:
-        sample.values["Spark log files"] = min(sample.at_s, 500.0)
+        sample.values["driver MB"] *= 0.5 + min(sample.at_s, 500.0) / 1_000
+    assert find_slopes(filling)["driver MB"].answer is Answer.FLAT
+
+
+def test_what_belongs_to_the_job_counts_when_its_logs_are_full():
+    filling = samples(20)
+    for sample in filling:
+        sample.values["Spark log files"] = min(sample.at_s, 700.0)
+        sample.values[LOG_BEGINS] = max(0.0, sample.at_s - 700.0)
     assert find_slopes(filling)["Spark log files"].answer is Answer.FLAT
+    for sample in filling:
+        sample.values[LOG_BEGINS] = 0.0
+    assert find_slopes(filling)["Spark log files"].answer is Answer.TOO_SHORT
 
 
 def test_in_a_long_life_what_grows_within_it_is_noticed():
