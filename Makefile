@@ -16,6 +16,7 @@ PY    := $(VENV)/bin/python
 KILLS ?=
 SEED ?=
 ORDERS ?=
+MINUTES ?=
 SHIM ?=
 STORE ?=
 # For chaos and the crash sweep: which sinks, with commas between them.
@@ -37,7 +38,7 @@ export FLINKISH_SKIPPED := $(SKIPPED)
 SHIM_SOURCES := jvm-shim/pom.xml $(shell find jvm-shim/src -type f 2>/dev/null)
 STAGES := lint types unit system
 
-.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-test bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
+.PHONY: help docs notebooks setup jars old-broker s3a hdfs flink registry shim demo test nightly $(STAGES) integration crash spark broker store azurite chaos soak crash-sweep simulate matrix bench bench-spark bench-recovery bench-latency bench-merge bench-peers-env bench-start bench-test bench-state bench-operators bench-regressions bench-flink bench-full wheel clean
 
 help: ## this page
 	@echo "flinkish_spark: exactly-once checkpoints for PySpark Structured Streaming"
@@ -70,8 +71,9 @@ test: setup $(BUILD)/classes.jsa $(BUILD)/compiled.stamp ## everything CI runs: 
 	if [ -e $(SKIPPED) ]; then sort $(SKIPPED) | uniq -c; fi; \
 	echo "==== all passed in $$((SECONDS - started)) s, $$(cat $(SKIPPED) 2>/dev/null | wc -l) tests skipped"
 
-nightly: ## test, with the tests that are marked nightly, the docs, the bench's tests, and what has become slower
+nightly: ## test, with the tests that are marked nightly, a soak of ten minutes, the docs, the bench's tests, and what has become slower
 	@PYTEST_ADDOPTS="$(PYTEST_ADDOPTS) --nightly" $(MAKE) test
+	@$(MAKE) soak MINUTES=10
 	@$(MAKE) docs
 	@$(MAKE) bench-test
 	@$(MAKE) bench-regressions
@@ -118,6 +120,9 @@ crash: setup $(BUILD)/classes.jsa ## kill -9 with exact counts; some kills are d
 
 chaos: setup $(BUILD)/classes.jsa ## the crash test for longer, resumable          [KILLS=200 SEED=7 SINK=all]
 	@$(PY) -m tests.crash$(if $(SINK),.sweep).chaos $(if $(SINK),--sinks $(SINK)) $(RUN_ARGS)
+
+soak: setup $(BUILD)/classes.jsa ## one job for long: a kill each minute, bounces, rewinds; exact, and nothing grows  [MINUTES=100 SEED=7]
+	@$(PY) -m tests.crash.soak $(if $(MINUTES),--minutes $(MINUTES)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 crash-sweep: setup $(BUILD)/classes.jsa ## a fault at every call of a checkpoint, resumable  [SINK=delta,files STORE=s3 ARGS=--fresh]
 	@$(PY) -m tests.crash.sweep $(if $(SINK),--sinks $(SINK)) $(if $(STORE),--store $(STORE)) $(ARGS)

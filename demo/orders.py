@@ -71,3 +71,11 @@ def expected_totals(values: Iterable[bytes]) -> Counter[Total]:
         state[user] = total, count = total + order["amount"], count + 1
         rows[user, total, count] += 1
     return rows
+
+
+def newest_totals(values: Iterable[bytes]) -> Counter[Total]:
+    """Return the last row of each user: what an upsert by user leaves, and what the job's state says."""
+    newest: dict[str, Total] = {}
+    for row in expected_totals(values):
+        newest[row[0]] = max(row, newest.get(row[0], row), key=lambda one: one[2])
+    return Counter(newest.values())

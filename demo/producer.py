@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from itertools import islice
+from typing import Any
 
 from kafka import KafkaProducer
 
-from demo.orders import generate
+from demo.orders import Order, generate
 
 _TICK_S = 0.02
 
@@ -40,16 +41,15 @@ class OrderProducer(threading.Thread):
             self.failure = error
 
     def _produce(self) -> None:
-        producer = KafkaProducer(bootstrap_servers=self._servers, linger_ms=20, batch_size=64 * 1024)
+        producer = KafkaProducer(**self._settings())
         try:
             started = time.monotonic()
             while not self._is_stopping.wait(_TICK_S):
                 due = int((time.monotonic() - started) * self._rate) - self.sent
                 orders = list(islice(self._orders, max(due, 0)))
                 for order in orders:
-                    sending = producer.send(self._topic, key=order.key, value=order.value)
-                    sending.add_errback(self._refusals.append)
-                self.sent += len(orders)
+                    self._send(producer, order).add_errback(self._refusals.append)
+                    self.sent += 1
                 if len(orders) < due:
                     break
             producer.flush()
@@ -58,3 +58,9 @@ class OrderProducer(threading.Thread):
         # flush() does not raise for a record that was refused.
         if self._refusals:
             raise self._refusals[0]
+
+    def _settings(self) -> dict[str, Any]:
+        return {"bootstrap_servers": self._servers, "linger_ms": 20, "batch_size": 64 * 1024}
+
+    def _send(self, producer: KafkaProducer, order: Order) -> Any:
+        return producer.send(self._topic, key=order.key, value=order.value)

@@ -70,6 +70,7 @@ class Rig:
     #: Uids of the job's sinks.
     kafka_sink, delta_sink = KAFKA_SINK, DELTA_SINK
     partitions = PARTITIONS
+    broker_start_timeout_ms = 60_000
 
     def __init__(
         self,
@@ -97,7 +98,11 @@ class Rig:
         _empty(self.directory)
         with ExitStack() as stack:
             self.broker = self._running_broker or stack.enter_context(
-                LocalBroker(self.directory / "broker", jars_dir=BROKER_JARS)
+                LocalBroker(
+                    self.directory / "broker",
+                    jars_dir=BROKER_JARS,
+                    start_timeout_ms=self.broker_start_timeout_ms,
+                )
             )
             self.servers = self.broker.bootstrap_servers
             with KafkaAdmin(KafkaConnection(self.servers)) as admin:

@@ -8,6 +8,9 @@ from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 
+from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
+from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
+
 _PATIENCE_S = 20.0
 #: Big fetches: this client spends its time per call, and two cores are shared with the job.
 _FETCH = {"fetch_max_bytes": 32 << 20, "max_partition_fetch_bytes": 8 << 20, "max_poll_records": 20_000}
@@ -15,6 +18,12 @@ _FETCH = {"fetch_max_bytes": 32 << 20, "max_partition_fetch_bytes": 8 << 20, "ma
 
 class TopicUnreadable(Exception):
     """Records that must be there did not come."""
+
+
+def count_partitions(servers: str, topic: str) -> int:
+    """Return how many partitions the topic has now; some may have been added."""
+    with KafkaAdmin(KafkaConnection(servers)) as admin:
+        return admin.partition_counts([topic])[topic]
 
 
 def consumer_of(servers: str, topic: str, partitions: int) -> KafkaConsumer:

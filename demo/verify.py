@@ -15,7 +15,7 @@ from demo.decisions import DecisionBook
 from demo.delta_log import Table
 from demo.orders import Total, expected_totals
 from demo.readers import SinkReader, batch_of, checkpoint_of
-from demo.topics import read_topic
+from demo.topics import count_partitions, read_topic
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.client import Isolation
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
@@ -115,6 +115,7 @@ class Checked:
     servers: str
     input_topic: str
     output_topic: str
+    #: Of the output; the input may get more while the job runs.
     partitions: int
     group: str
     table: Path
@@ -125,7 +126,8 @@ def verify(run: Checked, reader: SinkReader) -> Verdict:
     reader.book.refresh()
     # Asked before the topic is read: a commit that is still writing its markers is waited for.
     left_open = _open_transactions(run, reader.book)
-    values = [record.value for record in read_topic(run.servers, run.input_topic, run.partitions)]
+    inputs = count_partitions(run.servers, run.input_topic)
+    values = [record.value for record in read_topic(run.servers, run.input_topic, inputs)]
     expected = expected_totals(values)
     in_topic, by_batch = _topic_rows(run)
     table = Table.read(run.table)
@@ -177,7 +179,7 @@ def partial_checkpoints(
 
 def group_lag(run: Checked) -> int:
     """Return how many input records the group has not committed."""
-    places = [(run.input_topic, number) for number in range(run.partitions)]
+    places = [(run.input_topic, number) for number in range(count_partitions(run.servers, run.input_topic))]
     with KafkaAdmin(KafkaConnection(run.servers)) as admin:
         ends = admin.end_offsets(places, Isolation.READ_UNCOMMITTED)
         done = admin.committed_offsets(run.group)

@@ -254,7 +254,7 @@ class TableVersion:
     marks: tuple[tuple[str, int], ...]
     added: tuple[str, ...]
     removed: tuple[str, ...]
-    #: Row counts of the version's new files.
+    #: Row counts of the version's new files; a compaction's files have no new rows.
     rows: int
     #: True if it removes rows (a MERGE with updates, an overwrite; not a compaction).
     replaces_rows: bool = False
@@ -304,7 +304,7 @@ class DeltaLog:
             tuple((mark["appId"], int(mark["version"])) for mark in marks),
             tuple(unquote(add["path"]) for add in adds),
             tuple(unquote(action["remove"]["path"]) for action in actions if "remove" in action),
-            sum(self._rows(add) for add in adds),
+            sum(self._rows(add) for add in adds if add.get("dataChange", True)),
             any(action["remove"].get("dataChange", True) for action in actions if "remove" in action),
         )
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from demo.orders import Total, expected_totals
+from demo.orders import Total, expected_totals, newest_totals
 from flinkish_spark import (
     Append,
     DeltaSink,
@@ -61,14 +61,6 @@ class SinkUnderTest:
     weight: Callable[[Counter[Total]], int] = Counter.total
     needs_postgres: bool = False
     shows_whole: bool = False
-
-
-def newest_totals(values: Iterable[bytes]) -> Counter[Total]:
-    """Return the last row of each user: what an upsert by user leaves."""
-    newest: dict[str, Total] = {}
-    for row in expected_totals(values):
-        newest[row[0]] = max(row, newest.get(row[0], row), key=lambda one: one[2])
-    return Counter(newest.values())
 
 
 def orders_in(rows: Counter[Total]) -> int:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from demo.orders import expected_totals, generate
+from demo.orders import expected_totals, generate, newest_totals
 from demo.rig import ROOT
 from flinkish_spark.connectors.delta import rows as delta
 from flinkish_spark.core.errors import StoreError
@@ -39,7 +39,7 @@ from tests.crash.sweep.points import (
     without_ids,
 )
 from tests.crash.sweep.results import Result, Results
-from tests.crash.sweep.sinks import newest_totals, orders_in, without_counts
+from tests.crash.sweep.sinks import orders_in, without_counts
 from tests.crash.sweep.subject import Verdict
 from tests.crash.sweep.switch import Switch
 from tests.crash.sweep.wire import KafkaProxy, kafka_frame

@@ -46,6 +46,17 @@ def test_rows_are_counted_without_statistics_too(tmp_path: Path) -> None:
     assert next(DeltaLog(tmp_path / "t").new_versions()).rows == 3
 
 
+def test_a_compaction_adds_no_rows(tmp_path: Path) -> None:
+    """Else a reader beside OPTIMIZE would see rows that no decision covers."""
+    table = tmp_path / "t"
+    write_version(table, 0, mark("job", 1), write_file(table, "a.parquet", ["u"]))
+    compacted = write_file(table, "b.parquet", ["u"])
+    compacted["add"]["dataChange"] = False
+    write_version(table, 1, {"remove": {"path": "a.parquet", "dataChange": False}}, compacted)
+    assert [version.rows for version in DeltaLog(table).new_versions()] == [1, 0]
+    assert list(Table.read(table).rows("user")) == [("u",)]
+
+
 def test_removed_files_are_not_rows_and_unnamed_files_are_orphans(tmp_path: Path) -> None:
     table = tmp_path / "t"
     kept, gone = (write_file(table, name, [name]) for name in ("kept file.parquet", "gone.parquet"))
