@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,10 +158,6 @@ class FileWriter(JoiningWriter):
             spark.range(1).select(*_make_nulls(context.schema)).select(*added.values())
         )
         self.passes = 2 if self._calls_python else 1
-
-    @cached_property
-    def columns(self) -> Mapping[str, Column]:
-        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
 
     def plan(self, request: StageRequest) -> StagePlan:
         """Plan files below a hidden folder; Spark prepares rows that name folders or have no Arrow type."""
