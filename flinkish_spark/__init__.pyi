@@ -124,6 +124,7 @@ from .datastream.keyed_stream import KeyedStream as KeyedStream
 from .datastream.windowed_stream import WindowedStream as WindowedStream
 from .foreach_batch.sink_group import SinkGroup as SinkGroup
 from .foreach_batch.sink_group import settle as settle
+from .foreach_batch.sinks_format import commit_together as commit_together
 from .functions.aggregates import AggregateColumn as AggregateColumn
 from .functions.aggregates import Emit as Emit
 from .functions.aggregates import Fold as Fold

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flinkish_spark.connectors.kafka.stream_reader import KafkaStreamReader
     from flinkish_spark.core.store_spec import StoreOpener
     from flinkish_spark.datastream.row_patterns import RowPatternPart
+    from flinkish_spark.foreach_batch.sinks_format import Flinkish
     from flinkish_spark.job.face import JobFace
 
 
@@ -43,6 +44,12 @@ def _kafka_door() -> KafkaDoor:
     return door
 
 
+def _sinks_format() -> type[Flinkish]:
+    from flinkish_spark.foreach_batch.sinks_format import Flinkish
+
+    return Flinkish
+
+
 def _reader_of_chained_streams() -> type[KafkaStreamReader]:
     from flinkish_spark.connectors.kafka.chaining.reader import AlignedStreamReader
 
@@ -67,6 +74,7 @@ def register_parts() -> None:
     register_part("store hdfs", _hdfs_stores)
     register_part("stores in Spark", _stores_in_spark)
     register_part("Kafka door", _kafka_door)
+    register_part("format of sinks", _sinks_format)
     register_part("reader of chained streams", _reader_of_chained_streams)
     register_part("row patterns", _row_patterns)
     register_part("job face", _job_face)

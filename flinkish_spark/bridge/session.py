@@ -25,6 +25,7 @@ from pyspark.resource import ResourceProfile
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from flinkish_spark.bridge.no_session import is_pretended
 from flinkish_spark.core.errors import ConfigError, EnvironmentFault
 from flinkish_spark.core.foreign_errors import describe_error, describe_failure
 from flinkish_spark.jars import (
@@ -141,6 +142,8 @@ def has_avro(spark: SparkSession) -> bool:
 
 def has_delta_format(spark: SparkSession) -> bool:
     """Return True if ``format("delta")`` exists, whoever provides it."""
+    if is_pretended(spark):
+        return False
     if getattr(spark, "_jvm", None) is None:
         # The lookup is not possible; the first access to a table will fail.
         return True

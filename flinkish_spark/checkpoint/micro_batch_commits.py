@@ -162,6 +162,14 @@ class MicroBatchCommits:
         self._require_same_offsets(newest)
         return self._dir.receipt(newest.checkpoint) is not None
 
+    def find_running(self) -> BatchId:
+        """Return the micro-batch that Spark runs: the newest that has offsets."""
+        names = (key.rpartition("/")[2] for key in self._spark_checkpoint.open().list(OFFSETS))
+        found = [int(name) for name in names if name.isdecimal()]
+        if not found:
+            raise self._make_place_error("no offsets")
+        return BatchId(max(found))
+
     def plan(self) -> Lease:
         """Plan the next attempt; first take the sink over, unless this driver continues its own attempt."""
         self._observer.on_step_start(Step.TRIGGER, "")
@@ -466,12 +474,15 @@ class MicroBatchCommits:
         try:
             return self._spark_checkpoint.open().read(f"{OFFSETS}/{batch}").decode()
         except ObjectMissing:
-            raise JobDirError(
-                f"Spark's checkpoint in {self._spark_checkpoint.url} has no offsets of batch {batch}",
-                why="the checkpointLocation of the sinks is not where Spark keeps its checkpoint",
-                what_to_do="give the same absolute path as the query's checkpointLocation; where Spark's "
-                "default file system is no disk (fs.defaultFS), both with file:// in front",
-            ) from None
+            raise self._make_place_error(f"no offsets of batch {batch}") from None
+
+    def _make_place_error(self, lacks: str) -> JobDirError:
+        return JobDirError(
+            f"Spark's checkpoint in {self._spark_checkpoint.url} has {lacks}",
+            why="the checkpointLocation of the sinks is not where Spark keeps its checkpoint",
+            what_to_do="give the same absolute path as the query's checkpointLocation; where Spark's "
+            "default file system is no disk (fs.defaultFS), both with file:// in front",
+        )
 
     def _sweep(self, committers: Mapping[str, Committer], kept: Sequence[Committable]) -> bool:
         """Abort data that tasks of this and earlier owners left open; return whether all of it is gone."""

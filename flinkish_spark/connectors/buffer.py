@@ -19,13 +19,13 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
+from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import Column, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH
@@ -45,7 +45,6 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import CheckpointId, OwnerEpoch
 from flinkish_spark.protocol.records import CommitAnswer, Committable, Outcome, TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema
-from flinkish_spark.types.ddl import quote_name
 from flinkish_spark.types.hints import parts_of
 
 #: Owner epoch, block, task, attempt, random: the name of a leftover file tells which attempt wrote it, and no
@@ -200,17 +199,6 @@ class BufferFolder:
             except (FileNotFoundError, ObjectMissing):
                 return f"the buffer file {file.name} is gone"
         return ""
-
-    def has_size(self, file: BufferedFile) -> bool:
-        """Compare the size only; cheaper than :meth:`why_gone`."""
-        if not self._place.is_local:
-            # The store has confirmed the write, and driver and executors see the same bucket.
-            return True
-        with self._faults("read"):
-            try:
-                return (self._place.folder / file.name).stat().st_size == file.bytes
-            except FileNotFoundError:
-                return False
 
     def batches(self, file: BufferedFile) -> Iterator[pa.RecordBatch]:
         rows = 0
@@ -404,37 +392,45 @@ class BufferedCommitter(Committer):
 
 class BufferWriter(JoiningWriter):
     def __init__(self, context: SinkContext, check: RowsCheck | None = None) -> None:
-        self._context, self._folder, self._check = context, BufferFolder(context.place), check
-
-    @cached_property
-    def columns(self) -> Mapping[str, Column]:
-        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
+        self._context, self._check = context, check
 
     def plan(self, request: StageRequest) -> StagePlan:
         context = self._context
         work = BufferWork(context.place, int(context.owner_epoch), request.block, self._check)
-        return StagePlan(work, partial(self._finish, request))
+        return StagePlan(work, partial(_finish, context, request))
 
-    def _finish(self, request: StageRequest, reports: Sequence[Mapping[str, Any]]) -> StageResult:
-        place = {"lineage": int(request.lineage), "batch": int(request.batch)}
-        files = [
-            BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})
-            for report in reports
-            if report["staged"] is not None
-        ]
-        unseen = [file.name for file in files if not self._folder.has_size(file)]
-        if unseen:
-            raise EnvironmentFault(
-                f"sink '{self._context.uid}' staged {unseen[0]}, which the driver does not see in "
-                f"{self._context.place.url}",
-                why="the executors write into another file system than the driver reads",
-                what_to_do="put the job directory where driver and executors see the same files",
-            )
-        return StageResult(
-            tuple(TaskAck.from_json(report) for report in reports),
-            tuple(file.to_payload() for file in files),
-            bytes=sum(file.bytes for file in files),
+
+def _finish(context: SinkContext, request: StageRequest, reports: Sequence[Mapping[str, Any]]) -> StageResult:
+    place = {"lineage": int(request.lineage), "batch": int(request.batch)}
+    files = [
+        BufferedFile.from_payload({**report["staged"], **place, "task": report["partition"]})
+        for report in reports
+        if report["staged"] is not None
+    ]
+    # A store has confirmed the write, and driver and executors see the same bucket.
+    unseen = [file.name for file in files if context.place.is_local and not _has_size(context.folder, file)]
+    if unseen:
+        raise EnvironmentFault(
+            f"sink '{context.uid}' staged {unseen[0]}, which the driver does not see in {context.place.url}",
+            why="the executors write into another file system than the driver reads",
+            what_to_do="put the job directory where driver and executors see the same files",
         )
+    return StageResult(
+        tuple(TaskAck.from_json(report) for report in reports),
+        tuple(file.to_payload() for file in files),
+        bytes=sum(file.bytes for file in files),
+    )
+
+
+def _has_size(folder: Path, file: BufferedFile) -> bool:
+    try:
+        return (folder / file.name).stat().st_size == file.bytes
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        to_do = "check that the job directory's disk is there, and may be used by this user"
+        what = f"cannot read the write-ahead buffer {folder}"
+        raise UnavailableError.from_os_error(error, what, what_to_do=to_do) from error
 
 
 @dataclass(frozen=True)

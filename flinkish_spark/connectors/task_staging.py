@@ -20,13 +20,14 @@ from flinkish_spark.bridge.plans import Selection
 from flinkish_spark.bridge.session import FROM_THE_JVM
 from flinkish_spark.checkpoint.failures import add_place
 from flinkish_spark.connectors.row_count import RowCount, begin_staging, collect_reports
-from flinkish_spark.contracts.sink import SinkWriter, StageRequest, StageResult
+from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
 from flinkish_spark.core.arrow_pass import ArrowPass, is_made_by_workers
 from flinkish_spark.core.clock import SystemClock, span
 from flinkish_spark.core.errors import raise_translated
 from flinkish_spark.protocol.ids import BatchId
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
+from flinkish_spark.types.ddl import quote_name
 
 #: Time limit for giving up all that a failed task has staged.
 ABANDON_MS = 3_000
@@ -76,10 +77,12 @@ class JoiningWriter(SinkWriter):
     A pass is a Spark job, whose fixed cost is so paid once.
     """
 
-    @property
-    @abstractmethod
+    _context: SinkContext
+
+    @cached_property
     def columns(self) -> Mapping[str, Column]:
-        """Return the columns that its tasks read, by name: expressions over the fields of the stream."""
+        """The columns that its tasks read, by name: expressions over the fields of the stream."""
+        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
 
     @abstractmethod
     def plan(self, request: StageRequest) -> StagePlan:

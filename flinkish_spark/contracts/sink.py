@@ -319,6 +319,13 @@ class Sink(ABC):
         """Return whether its tasks write into the job directory, from which the driver commits."""
         return False
 
+    def why_needs_session(self) -> str:
+        """Return why the query's session is needed to stage or commit; empty if tasks and a process do it.
+
+        Then its writer stages fields as they are, and neither half uses its session for more than settings.
+        """
+        return "it stages a DataFrame"
+
     def parts(self, uid: str) -> tuple[tuple[str, Sink], ...]:
         """Return the sinks that write, with their uids: this one, unless it consists of others."""
         return ((uid, self),)

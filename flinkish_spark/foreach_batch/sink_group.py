@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,16 +16,14 @@ from pyspark.sql import functions as F
 
 from flinkish_spark.bridge.session import QueryRun, find_query_run
 from flinkish_spark.checkpoint.micro_batch_commits import (
-    NAME,
     Lease,
     MicroBatchCommits,
-    find_or_create_uuid,
-    open_sinks_dir,
     settle_micro_batch,
     to_checkpoint_place,
 )
-from flinkish_spark.checkpoint.ownership import Ownership, new_token
+from flinkish_spark.checkpoint.ownership import new_token
 from flinkish_spark.connectors.delta.sink import require_tables_apart
+from flinkish_spark.connectors.query_sinks import QuerySinks
 from flinkish_spark.connectors.task_staging import (
     JoiningWriter,
     name_sinks,
@@ -34,15 +32,10 @@ from flinkish_spark.connectors.task_staging import (
     stage_together,
 )
 from flinkish_spark.contracts.sink import (
-    Committer,
     Sink,
-    SinkContext,
     SinkWriter,
-    StageRequest,
     StageResult,
 )
-from flinkish_spark.core.clock import SystemClock
-from flinkish_spark.core.config import CheckpointConfig
 from flinkish_spark.core.errors import (
     MAKE_DETERMINISTIC,
     ConfigError,
@@ -55,9 +48,7 @@ from flinkish_spark.core.store import ObjectMissing
 from flinkish_spark.core.validation import check_function, check_methods, to_ms, unusable
 from flinkish_spark.planning.sink_rows import hashable
 from flinkish_spark.protocol.durations import Duration
-from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch, check_name
-from flinkish_spark.protocol.lineage import FIRST_LINEAGE
-from flinkish_spark.protocol.micro_batches import SINKS
+from flinkish_spark.protocol.ids import BatchId, check_name
 from flinkish_spark.protocol.records import SinkAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL
@@ -71,8 +62,6 @@ LOG = logging.getLogger(__name__)
 SelectRows = Callable[["DataFrame"], "DataFrame"]
 _NO_OPTIONS: Mapping[str, str] = MappingProxyType({})
 _NO_ROWS: Mapping[str, SelectRows] = MappingProxyType({})
-#: Owner of the contexts in which settings are checked, before the query has one.
-_NOBODY = JobUuid("0" * 32)
 #: File in Spark's checkpoint with the id of the query.
 _METADATA = "metadata"
 
@@ -142,7 +131,7 @@ class SinkGroup:
         options: Mapping[str, str] = _NO_OPTIONS,
         commit_timeout: Duration = 60_000,
     ) -> None:
-        self._sinks, self._rows = _check_sinks(sinks), dict(rows)
+        self._sinks, self._rows = check_sinks(sinks), dict(rows)
         for uid, function in self._rows.items():
             if uid not in self._sinks:
                 raise ConfigError(
@@ -192,36 +181,20 @@ class SinkGroup:
             driver.close()
 
 
-@dataclass(frozen=True)
-class _Owner:
-    """The sinks as one owner of their job directory sees them."""
-
-    epoch: OwnerEpoch
-    committers: Mapping[str, Committer]
-    writers: Mapping[str, SinkWriter]
-
-
 class _Driver:
     """A group in one run of a query."""
 
     def __init__(self, group: SinkGroup, frame: DataFrame, run: QueryRun | None) -> None:
         self.run_of_query = run
-        self._spark, self._place = frame.sparkSession, group._place
+        self._place = group._place
         self._sinks, self._rows = group._sinks, group._rows
         self._require_location_of_query()
-        self._dir = open_sinks_dir(self._place)
         self._schemas = {uid: self._select(uid, frame).schema for uid in self._sinks}
-        self._owner: _Owner | None = None
+        self._open = QuerySinks(self._sinks, self._schemas, self._place, frame.sparkSession)
         self._commits = MicroBatchCommits(
-            self._place,
-            lambda ownership: self._become(ownership).committers,
-            group.observer(),
-            new_token(),
-            group._patience_ms,
+            self._place, self._open.committers, group.observer(), new_token(), group._patience_ms
         )
-        for uid, sink in self._sinks.items():
-            nobody = Ownership(self._dir, OwnerEpoch(0))
-            sink.preflight(self._spark, self._make_context(uid, self._dir.find_uuid() or _NOBODY, nobody))
+        self._open.preflight()
 
     def run(self, frame: DataFrame, batch: BatchId) -> None:
         commits = self._commits
@@ -243,9 +216,7 @@ class _Driver:
         commits.commit(lease.to_staged_batch(batch, results))
 
     def close(self) -> None:
-        for committer in {} if self._owner is None else self._owner.committers.values():
-            committer.close()
-        self._owner = None
+        self._open.close()
 
     def _require_location_of_query(self) -> None:
         if self.run_of_query is None:
@@ -265,24 +236,6 @@ class _Driver:
                 '.option("checkpointLocation", path); where Spark\'s default file system is no disk '
                 "(fs.defaultFS), both with file:// in front",
             )
-
-    def _become(self, ownership: Ownership) -> _Owner:
-        """Return the sinks of an owner; an owner that was replaced releases its connections."""
-        if self._owner is None or self._owner.epoch != ownership.epoch:
-            self.close()
-            job = find_or_create_uuid(self._dir)
-            contexts = {uid: self._make_context(uid, job, ownership) for uid in self._sinks}
-            self._owner = _Owner(
-                ownership.epoch,
-                {uid: one.create_committer(self._spark, contexts[uid]) for uid, one in self._sinks.items()},
-                {uid: one.create_writer(self._spark, contexts[uid]) for uid, one in self._sinks.items()},
-            )
-        return self._owner
-
-    def _make_context(self, uid: str, job: JobUuid, owner: Ownership) -> SinkContext:
-        place = self._place.to_child(f"{SINKS}/sinks/{uid}")
-        whose = (job, owner.epoch, uid, self._schemas[uid], CheckpointConfig(), NAME)
-        return SinkContext(*whose, place, SystemClock(), owner.timeline)
 
     def _select(self, uid: str, frame: DataFrame) -> DataFrame:
         function = self._rows.get(uid)
@@ -309,12 +262,7 @@ class _Driver:
         return rows
 
     def _stage(self, frame: DataFrame, batch: BatchId, lease: Lease) -> dict[str, StageResult]:
-        writers = self._become(Ownership(self._dir, lease.owner, self._dir.timeline())).writers
-        nothing: Any = None
-        requests = {
-            uid: StageRequest(nothing, FIRST_LINEAGE, batch, block, lease.attempt, is_whole_checkpoint=True)
-            for block, uid in enumerate(writers, 1)
-        }
+        writers, requests = self._open.writers(lease.owner), self._open.make_requests(batch, lease)
         plans = plan_writers(self._select_joining(writers), requests)
         able = {uid: plan for uid, plan in plans.items() if plan.select is None}
         joining = able if len(able) > 1 else {}
@@ -375,7 +323,7 @@ def _summarize(staged: StageResult) -> tuple[int, int]:
     return ack.rows, ack.digest
 
 
-def _check_sinks(given: object) -> dict[str, Sink]:
+def check_sinks(given: object) -> dict[str, Sink]:
     if not isinstance(given, Mapping) or not given:
         example = 'give the sinks by uid: {"totals": KafkaSink(...), "orders": DeltaSink(...)}'
         raise unusable("sinks", given, wanted="a mapping with at least one sink", what_to_do=example)

@@ -41,7 +41,7 @@ PRELOADED = (
     "flinkish_spark.connectors.kafka.writer",
     "flinkish_spark.connectors.two_phase",
     "flinkish_spark.connectors.kafka.format.reader",
-    "flinkish_spark.connectors.kafka.format.writer",
+    "flinkish_spark.connectors.kafka.format.sink",
 )
 
 

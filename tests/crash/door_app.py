@@ -1,4 +1,4 @@
-"""A query with the drop-in door, or a group of sinks behind it, that can be stopped at a step and shot there.
+"""A query with the drop-in door, or several sinks behind it, that can be stopped at a step and shot there.
 
 Everything that changes from one start to the next is in the directory FLINKISH_TRIPWIRE: a file
 `armed` with "<step>:<moment>:<occurrence>". Whoever gets there renames it to `reached`, writes its pid
@@ -19,9 +19,20 @@ from pathlib import Path
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
-from flinkish_spark import DeltaSink, FileFormat, FileSink, JdbcSink, KafkaSink, SinkGroup, String
+from flinkish_spark import (
+    DeltaSink,
+    FileFormat,
+    FileSink,
+    JdbcSink,
+    KafkaSink,
+    SinkGroup,
+    String,
+    commit_together,
+)
 from flinkish_spark.connectors.kafka.data_source import FlinkishKafka
+from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.steps import Step
+from flinkish_spark.foreach_batch.sinks_format import Flinkish
 from tests.crash.light_session import light_session
 
 TRIPWIRE = "FLINKISH_TRIPWIRE"
@@ -65,6 +76,14 @@ class WatchedKafka(FlinkishKafka):
         return Tripwire()
 
 
+class WatchedSinks(Flinkish):
+    """The product's format of several sinks with a tripwire."""
+
+    @staticmethod
+    def observer() -> Tripwire:
+        return Tripwire()
+
+
 class WatchedGroup(SinkGroup):
     """The product's group of sinks with a tripwire."""
 
@@ -73,16 +92,15 @@ class WatchedGroup(SinkGroup):
         return Tripwire()
 
 
-def group_of_sinks(args: argparse.Namespace) -> WatchedGroup:
-    """Return a group of all kinds of sinks, each with all rows."""
+def make_sinks(args: argparse.Namespace) -> dict[str, Sink]:
+    """Return all kinds of sinks."""
     url, user, password = args.database.split(" ")
-    sinks = {
+    return {
         "topic": KafkaSink(args.bootstrap_servers, args.output, key="key", value=String("value")),
         "table": DeltaSink(f"{args.sinks}/table"),
         "files": FileSink(f"{args.sinks}/files", FileFormat.JSON),
         "rows": JdbcSink(url, "copies", user=user, password=password),
     }
-    return WatchedGroup(sinks, checkpoint_location=args.checkpoint)
 
 
 def main() -> None:
@@ -93,6 +111,7 @@ def main() -> None:
     parser.add_argument(
         "--sinks", default="", help="a folder: write into a group of sinks, of which some are in it"
     )
+    parser.add_argument("--by-format", action="store_true", help="write into them by a format")
     parser.add_argument("--database", default="", help="the group's database: URL, user, password")
     args = parser.parse_args()
     if args.connect:
@@ -100,6 +119,7 @@ def main() -> None:
     else:
         spark = light_session("door", Path(args.scratch))
     spark.dataSource.register(WatchedKafka)
+    spark.dataSource.register(WatchedSinks)
     stopping = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     kafka = {"kafka.bootstrap.servers": args.bootstrap_servers}
@@ -113,7 +133,13 @@ def main() -> None:
         )
         if args.sinks:
             texts = records.selectExpr("CAST(key AS STRING) AS key", "CAST(value AS STRING) AS value")
-            writer = texts.writeStream.foreachBatch(group_of_sinks(args))
+            sinks = make_sinks(args)
+            if args.by_format:
+                writer = texts.writeStream.format("flinkish").options(**commit_together(sinks))
+            else:
+                writer = texts.writeStream.foreachBatch(
+                    WatchedGroup(sinks, checkpoint_location=args.checkpoint)
+                )
         else:
             writer = records.select("key", "value").writeStream.format("flinkish-kafka").options(**kafka)
             writer = writer.option("topic", args.output)

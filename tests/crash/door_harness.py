@@ -329,5 +329,16 @@ class ConnectSinkGroupRun(ConnectDoorRun, SinkGroupRun):
     """A group of sinks in a server of Spark Connect."""
 
 
+class FormatRun(SinkGroupRun):
+    """The same sinks behind `format("flinkish")`."""
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--by-format"]
+
+
+class ConnectFormatRun(ConnectDoorRun, FormatRun):
+    """The same in a server of Spark Connect."""
+
+
 def _content(servers: str, topic: str) -> Counter[tuple[bytes | None, bytes | None]]:
     return Counter((record.key, record.value) for record in read_committed(servers, topic))

@@ -14,9 +14,11 @@ from tests.crash.door_harness import (
     EVERY_POINT,
     At,
     ConnectDoorRun,
+    ConnectFormatRun,
     ConnectSinkGroupRun,
     Crash,
     DoorRun,
+    FormatRun,
     Shot,
     SinkGroupRun,
 )
@@ -66,6 +68,10 @@ OF_A_GROUP = (
         pytest.param(SinkGroupRun, OF_A_GROUP, id="all", marks=pytest.mark.nightly),
         pytest.param(ConnectSinkGroupRun, OF_A_GROUP[1:2], id="connect"),
         pytest.param(ConnectSinkGroupRun, OF_A_GROUP, id="connect-all", marks=pytest.mark.nightly),
+        pytest.param(FormatRun, OF_A_GROUP[:3], id="format"),
+        pytest.param(FormatRun, OF_A_GROUP, id="format-all", marks=pytest.mark.nightly),
+        pytest.param(ConnectFormatRun, OF_A_GROUP[1:2], id="connect-format"),
+        pytest.param(ConnectFormatRun, OF_A_GROUP, id="connect-format-all", marks=pytest.mark.nightly),
     ],
 )
 def test_kills_of_a_group_of_sinks(

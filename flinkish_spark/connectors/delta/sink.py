@@ -113,7 +113,7 @@ def check_sink(sink: DeltaSinkSettings, spark: SparkSession, context: SinkContex
             what_to_do=what_to_do,
         )
     stages_rows = bool(by_spark) or isinstance(sink.mode, Upsert)
-    if table is not None and stages_rows:
+    if table is not None and stages_rows and (by_spark or any(table.rules().values())):
         _check_constraints(sink, spark, context, table, by_spark=bool(by_spark))
     properties = {} if table is None else table.properties
     for name in (MARKERS,) if stages_rows else (FILES, MARKERS):
@@ -230,6 +230,13 @@ class DeltaSink(DeltaSinkSettings, Sink):
     def datasets(self) -> tuple[Dataset, ...]:
         """Return the table."""
         return (Dataset.from_path(self.path),)
+
+    def why_needs_session(self) -> str:
+        """Return why for partitions and for a condition in SQL."""
+        if self.partition_by or isinstance(self.mode, OverwritePartitions):
+            return "Spark sorts the rows of its partitions"
+        has_sql = isinstance(self.mode, Upsert) and self.mode.delete_when is not None
+        return "its delete_when is SQL" if has_sql else ""
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Compare stream and table, mode and retention; try the table's store."""

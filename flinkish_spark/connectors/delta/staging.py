@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 
-#: Makes the committable of the files that tasks report, but for what all forms have.
-Form = Callable[[Sequence[Mapping[str, Any]]], dict[str, Any]]
-
-
 class DeltaStaging(JoiningWriter):
     """Stages micro-batches of one Delta sink, for one start of the query: one file per task and partition."""
 
@@ -67,10 +63,6 @@ class DeltaStaging(JoiningWriter):
         self._sink, self._context = sink, context
         self._tables = DeltaTables(sink.store_options)
         self._defaults = table_defaults(spark)
-
-    @cached_property
-    def columns(self) -> Mapping[str, Column]:
-        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
 
     def stage_alone(self, request: StageRequest, plan: StagePlan) -> StageResult:
         with self._translating_errors():
@@ -93,24 +85,6 @@ class DeltaStaging(JoiningWriter):
         made = new_metadata(fields, sink.partition_by, self._defaults)
         return self._plan_files(fields, made if table is None else metadata_of(table))
 
-    def _finish(self, fields: T.StructType, form: Form, reports: Sequence[Mapping[str, Any]]) -> StageResult:
-        sink = self._sink
-        acks = tuple(TaskAck.from_json(report) for report in reports)
-        adds = [add for report in reports for add in report["adds"]]
-        if not adds:
-            return StageResult(acks, (), bytes=0)
-        payload = {
-            "path": sink.path,
-            "mode": sink.mode.to_json(),
-            "schema_evolution": sink.schema_evolution.value,
-            "partition_by": list(sink.partition_by),
-            "options": dict(sink.options),
-            "rows": sum(ack.rows for ack in acks),
-            "schema": fields.jsonValue(),
-            **form(adds),
-        }
-        return StageResult(acks, (payload,), bytes=sum(int(add["size"]) for add in adds))
-
     def _plan_files(self, fields: T.StructType, metadata: Mapping[str, Any]) -> StagePlan:
         table = TableInfo.from_log({"metaData": metadata})
         target = FilesToWrite(
@@ -120,12 +94,9 @@ class DeltaStaging(JoiningWriter):
             **file_options(self._sink.options),
         )
 
-        def make_form(adds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            actions = [{"add": add} for add in adds]
-            return {"form": "FILES", "actions": actions, "metadata": {"metaData": dict(metadata)}}
-
         select = None if _takes_as_it_is(table, fields) else partial(_select_for_files, fields, table)
-        return StagePlan(FilesWork(target), partial(self._finish, fields, make_form), select)
+        form = {"form": "FILES", "metadata": {"metaData": dict(metadata)}}
+        return StagePlan(FilesWork(target), partial(_finish, self._sink, fields, form), select)
 
     def _plan_rows(self, request: StageRequest, fields: T.StructType, table: TableInfo | None) -> StagePlan:
         """Stage rows below the table's folder, which the commit reads again."""
@@ -144,18 +115,14 @@ class DeltaStaging(JoiningWriter):
         )
         target = FilesToWrite(self._tables.files(sink.path), folder)
 
-        def make_form(adds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-            return {
-                "form": "ROWS",
-                "folder": f"{sink.path.rstrip('/')}/{folder}",
-                "files": {add["path"].rpartition("/")[2]: add["size"] for add in adds},
-                "schema": stored.jsonValue(),
-                "rules": rules,
-                "table_partitions": list(partition_by),
-                "bytes": sum(add["size"] for add in adds),
-            }
-
-        finish, batch = partial(self._finish, fields, make_form), int(request.batch)
+        form = {
+            "form": "ROWS",
+            "folder": f"{sink.path.rstrip('/')}/{folder}",
+            "schema": stored.jsonValue(),
+            "rules": rules,
+            "table_partitions": list(partition_by),
+        }
+        finish, batch = partial(_finish, sink, fields, form), int(request.batch)
         is_plain = _needs_no_check(rules, partition_by, fields)
         if isinstance(sink.mode, Upsert) and sink.mode.delete_when is None and is_plain:
             mode = sink.mode
@@ -199,6 +166,34 @@ class DeltaStaging(JoiningWriter):
             why=str(error).split("\n\n")[0].strip(),
             what_to_do="change the stream's fields, or the table with ALTER TABLE",
         )
+
+
+def _finish(
+    sink: DeltaSinkSettings,
+    fields: T.StructType,
+    form: Mapping[str, Any],
+    reports: Sequence[Mapping[str, Any]],
+) -> StageResult:
+    acks = tuple(TaskAck.from_json(report) for report in reports)
+    adds = [add for report in reports for add in report["adds"]]
+    if not adds:
+        return StageResult(acks, (), bytes=0)
+    staged: dict[str, Any] = {"actions": [{"add": add} for add in adds]}
+    size = sum(int(add["size"]) for add in adds)
+    if form["form"] == "ROWS":
+        staged = {"files": {add["path"].rpartition("/")[2]: add["size"] for add in adds}, "bytes": size}
+    payload = {
+        "path": sink.path,
+        "mode": sink.mode.to_json(),
+        "schema_evolution": sink.schema_evolution.value,
+        "partition_by": list(sink.partition_by),
+        "options": dict(sink.options),
+        "rows": sum(ack.rows for ack in acks),
+        "schema": fields.jsonValue(),
+        **form,
+        **staged,
+    }
+    return StageResult(acks, (payload,), bytes=size)
 
 
 def table_defaults(spark: SparkSession) -> dict[str, str]:

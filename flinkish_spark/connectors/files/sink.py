@@ -157,6 +157,13 @@ class FileSink(Sink):
         """Return the folder."""
         return (Dataset.from_path(self.path),)
 
+    def why_needs_session(self) -> str:
+        """Return why: Spark computes folders, encodes Avro, checks lines of text and merges other files."""
+        if self._assigners or self.format in (FileFormat.AVRO, FileFormat.TEXT):
+            return "Spark makes its folders" if self._assigners else f"Spark makes its {self.format.value}"
+        merges = self.compaction is not None or isinstance(self.rolling, RollingPolicy)
+        return "Spark merges its files" if merges and not self.format.is_lines else ""
+
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Refuse fields, folders and tables that do not fit, and a path that cannot be written."""
         for assigner in self._assigners:

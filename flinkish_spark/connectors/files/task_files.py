@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import lzma
 import os
 import re
@@ -28,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 from pyspark.sql import types as T
 
 from flinkish_spark.connectors.csv_lines import ReadAsNull, lines_of_files
@@ -40,10 +40,12 @@ from flinkish_spark.connectors.files.output_formats import (
     lower_names,
 )
 from flinkish_spark.connectors.partition_values import folder_of
-from flinkish_spark.connectors.row_count import CONTROL_WIDTH, RowCount, begin_staging
+from flinkish_spark.connectors.row_count import CONTROL_WIDTH
+from flinkish_spark.connectors.task_staging import TaskStage
 from flinkish_spark.connectors.varints import write_varint
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, BadRecordError
 from flinkish_spark.core.store import sync_directory
+from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.types.arrow_types import arrow_schema, as_schema
 from flinkish_spark.types.exact_text import JsonWriter
 from flinkish_spark.types.json_columns import replace_months
@@ -133,28 +135,17 @@ class FileSettings:
 
 
 @dataclass(frozen=True)
-class WriteFiles:
-    """Callable for mapInArrow: writes the rows of one task, yields its report as JSON."""
+class FilesWork:
+    """Writes the records of a task into files, which its report names."""
 
     settings: FileSettings
     folder: str
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        task = begin_staging()
-        ack = RowCount(task.partitionId())
-        files = TaskFiles(self.settings, self.folder, task.partitionId())
-        try:
-            for batch in batches:
-                files.write(ack.admit(batch))
-            found = files.finish()
-        except BaseException:
-            files.abandon()
-            raise
-        report = json.dumps({**ack.finish().to_json(), "files": found})
-        yield pa.record_batch([pa.array([report])], names=["report"])
+    def begin(self, task: TaskContext, sinks: int) -> TaskStage:
+        return _FilesStage(self.settings, self.folder, task.partitionId())
 
 
-class TaskFiles:
+class _FilesStage(TaskStage):
     """Writes records, which are sorted by folder, into one file at a time."""
 
     def __init__(self, settings: FileSettings, folder: str, task: int) -> None:
@@ -214,11 +205,11 @@ class TaskFiles:
         sync_directory(Path(path))
         self._found.append({"name": self._names[-1], "bytes": os.path.getsize(path), "rows": file.rows})
 
-    def finish(self) -> list[dict[str, Any]]:
+    def finish(self, ack: TaskAck) -> Mapping[str, Any]:
         self._close()
-        return self._found
+        return {**ack.to_json(), "files": self._found}
 
-    def abandon(self) -> None:
+    def abandon(self, within_ms: int) -> None:
         """Delete the files of this attempt: they do not count, and the disk may be full."""
         if self._file is not None:
             self._file.raw.close()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from flinkish_spark.connectors.files.output_formats import (
     lower_names,
     parse_option,
 )
-from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, LineTexts, WriteFiles
+from flinkish_spark.connectors.files.task_files import FOLDER, RECORD, FileSettings, FilesWork, LineTexts
 from flinkish_spark.connectors.partition_values import (
     check_conditions,
     folder_conditions,
@@ -37,12 +38,13 @@ from flinkish_spark.connectors.partition_values import (
 )
 from flinkish_spark.connectors.row_count import CONTROL_WIDTH, collect_reports
 from flinkish_spark.connectors.staged_ids import StagedId
-from flinkish_spark.contracts.sink import SinkContext, SinkWriter, StageRequest, StageResult
+from flinkish_spark.connectors.task_staging import JoiningWriter, StageInTasks, StagePlan
+from flinkish_spark.contracts.sink import SinkContext, StageRequest, StageResult
 from flinkish_spark.core.errors import BAD_RECORD_MARKER, EnvironmentFault
 from flinkish_spark.protocol.records import TaskAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.types.ddl import quote_name
-from flinkish_spark.types.json_columns import replace_intervals
+from flinkish_spark.types.json_columns import has_intervals, replace_intervals
 
 AVRO_SCHEMA = "avro.schema"
 
@@ -93,8 +95,22 @@ class FrameFiles:
         settings = FileSettings(kind, packed, extension, folders, part_bytes, texts, says, **more)
         return cls(settings, fields)
 
+    @property
+    def takes_fields(self) -> bool:
+        """Return whether tasks can write the fields as they are."""
+        is_plain = self.settings.kind not in (FileFormat.AVRO, FileFormat.TEXT)
+        return (
+            is_plain
+            and not self.settings.folders
+            and not any(has_intervals(one.dataType) for one in self.fields)
+        )
+
     def write(self, rows: DataFrame, folder: Path) -> Sequence[dict[str, Any]]:
         """Write rows, which begin with a sink's control columns; return each task's report."""
+        return collect_reports(self.select(rows), StageInTasks((FilesWork(self.settings, str(folder)),)))
+
+    def select(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the columns that tasks write, sorted by folder."""
         is_record, folders = F.col(C.KIND) == int(C.Kind.RECORD), self.settings.folders
         records = {one.name: F.col(quote_name(one.name)) for one in self.fields}
         if self.settings.kind is FileFormat.AVRO:
@@ -112,7 +128,11 @@ class FrameFiles:
         if places:
             # One file at a time is open in a task, however many folders there are.
             frame = frame.sortWithinPartitions(*(f"{FOLDER}{at}" for at in range(len(places))))
-        return collect_reports(frame, WriteFiles(self.settings, str(folder)))
+        return frame
+
+
+def _make_nulls(fields: T.StructType) -> list[Column]:
+    return [F.lit(None).cast(one.dataType).alias(one.name) for one in fields]
 
 
 def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
@@ -120,7 +140,7 @@ def session_codec(spark: SparkSession, kind: FileFormat) -> str | None:
     return None if found is None else found.lower()
 
 
-class FileWriter(SinkWriter):
+class FileWriter(JoiningWriter):
     def __init__(
         self,
         files: SinkFiles,
@@ -133,16 +153,23 @@ class FileWriter(SinkWriter):
         self._files, self._frames, self._assigners = files, frames, assigners
         self._context, self._disk = context, disk
         added = self._make_folder_columns(0)
-        nothing = [F.lit(None).cast(one.dataType).alias(one.name) for one in context.schema]
         self._calls_python = bool(added) and calls_python(
-            spark.range(1).select(*nothing).select(*added.values())
+            spark.range(1).select(*_make_nulls(context.schema)).select(*added.values())
         )
         self.passes = 2 if self._calls_python else 1
 
-    def stage(self, request: StageRequest) -> StageResult:
+    def plan(self, request: StageRequest) -> StagePlan:
+        """Plan files below a hidden folder; Spark prepares rows that name folders or have no Arrow type."""
         folder = self._files.in_progress / str(StagedId.new(self._context.owner_epoch, request.block))
         self._disk.make_folder(folder)
-        found = self._frames.write(self._add_folder_columns(request.rows), folder)
+        work = FilesWork(self._frames.settings, str(folder))
+        select = None if self._frames.takes_fields else self._select
+        return StagePlan(work, partial(self._finish, folder), select)
+
+    def _select(self, rows: DataFrame) -> DataFrame:
+        return self._frames.select(self._add_folder_columns(rows))
+
+    def _finish(self, folder: Path, found: Sequence[Mapping[str, Any]]) -> StageResult:
         acks = tuple(TaskAck.from_json(report) for report in found)
         files = [file for report in found for file in report["files"]]
         if not files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
@@ -33,7 +33,7 @@ from flinkish_spark.types.ddl import quote_name
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _NO_PARTITIONS = "it has no partitions that are overwritten"
 
@@ -82,6 +82,10 @@ class IcebergSink(IcebergSinkSettings, Sink):
         """Return the table."""
         name = self.name
         return (Dataset(f"iceberg://{name.catalog}", ".".join(name.path)),)
+
+    def why_needs_session(self) -> str:
+        """Return why an upsert does."""
+        return "Spark prepares the rows of an upsert" if isinstance(self.mode, Upsert) else ""
 
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Compare stream and table, which is created if that is asked for."""
@@ -174,14 +178,10 @@ class IcebergStaging(JoiningWriter):
         self._sink, self._context = sink, context
         self._tables, self._app = IcebergTables(sink.name, sink.properties), app_id(context.job, context.uid)
 
-    @cached_property
-    def columns(self) -> Mapping[str, Column]:
-        return {name: F.col(quote_name(name)) for name in self._context.schema.names}
-
     def plan(self, request: StageRequest) -> StagePlan:
         """Plan by the table as it is now; Spark prepares the rows of an upsert."""
         from flinkish_spark.connectors.iceberg.data_files import FilesWork, metadata_for_tasks, store_of
-        from flinkish_spark.connectors.iceberg.tables import folders_of
+        from flinkish_spark.connectors.iceberg.tables import detach_catalog, folders_of
 
         sink, context = self._sink, self._context
         fields = select_stored(sink.mode, context.schema)
@@ -191,25 +191,31 @@ class IcebergStaging(JoiningWriter):
         folder = folders_of(table, self._app).open(str(staged))
         metadata, store = metadata_for_tasks(table.metadata), store_of(table).properties
         work = FilesWork(context.uid, fields, metadata, folder, store)
-        finish = partial(self._finish, table, str(staged), fields)
+        finish = partial(_finish, sink, self._app, detach_catalog(table), str(staged), fields)
         if not isinstance(sink.mode, Upsert):
             return StagePlan(work, finish)
         staged_as = _list_staged_fields(context.schema, sink.mode)
         work = replace(work, fields=staged_as, batch=int(request.batch))
         return StagePlan(work, finish, partial(_select_rows, context.schema.names, sink.mode, context.uid))
 
-    def _finish(
-        self, table: Table, folder: str, fields: T.StructType, reports: Sequence[Mapping[str, Any]]
-    ) -> StageResult:
-        from flinkish_spark.connectors.iceberg.tables import folders_of
 
-        acks = tuple(TaskAck.from_json(report) for report in reports)
-        files = [file for report in reports for file in report["files"]]
-        if not files:
-            folders_of(table, self._app).close(folder)
-            return StageResult(acks, (), bytes=0)
-        payload = make_payload(self._sink, table, folder, fields, files)
-        return StageResult(acks, (payload,), bytes=sum(int(one["bytes"]) for one in files))
+def _finish(
+    sink: IcebergSinkSettings,
+    app: str,
+    table: Table,
+    folder: str,
+    fields: T.StructType,
+    reports: Sequence[Mapping[str, Any]],
+) -> StageResult:
+    from flinkish_spark.connectors.iceberg.tables import folders_of
+
+    acks = tuple(TaskAck.from_json(report) for report in reports)
+    files = [file for report in reports for file in report["files"]]
+    if not files:
+        folders_of(table, app).close(folder)
+        return StageResult(acks, (), bytes=0)
+    payload = make_payload(sink, table, folder, fields, files)
+    return StageResult(acks, (payload,), bytes=sum(int(one["bytes"]) for one in files))
 
 
 def _list_staged_fields(stream: T.StructType, mode: Upsert) -> T.StructType:

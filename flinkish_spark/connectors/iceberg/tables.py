@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from pyiceberg.catalog import _ENV_CONFIG, Catalog, load_catalog
+from pyiceberg.catalog.noop import NoopCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
     CommitStateUnknownException,
@@ -244,6 +245,11 @@ def find_marks(table: Table, app: str, job: JobUuid) -> list[tuple[Mark, Snapsho
     marks = [(Mark.parse(text, job), snapshot) for text, snapshot in texts if text]
     found = [(mark, snapshot) for mark, snapshot in marks if mark is not None]
     return sorted(found, key=lambda one: (one[0].checkpoint, one[1] is not None))
+
+
+def detach_catalog(table: Table) -> Table:
+    """Return a table that another process can read: a catalog may hold connections."""
+    return Table(table.name(), table.metadata, table.metadata_location, table.io, NoopCatalog("noop"))
 
 
 def folders_of(table: Table, app: str) -> StagedFolders:

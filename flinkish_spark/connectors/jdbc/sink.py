@@ -136,6 +136,10 @@ class JdbcSink(BufferedSink):
         inside = parts if url.system == "mysql" and len(parts) > 1 else (url.database, *parts)
         return (Dataset(f"{system}://{host}:{url.port}", ".".join(inside)),)
 
+    def why_needs_session(self) -> str:
+        """Return that it is not needed."""
+        return ""
+
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Check fields, table, key and rights, and that the database answers."""
         super().preflight(spark, context)

@@ -98,12 +98,12 @@ class FlinkishKafka(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `format("flinkish-kafka")` known to a session. Call it once per session.
+    """Make `format("flinkish-kafka")` and `format("flinkish")` known to a session. Call it once per session.
 
-    Needs this package on the driver and on the executors, and no JAR. Adds the names of this format's
+    Needs this package on the driver and on the executors, and no JAR. Adds the names of the first one's
     secret options to the session's ``spark.sql.redaction.options.regex``, so that no plan shows them. From
-    then on an error of this format stands at the end of Spark's message, after Spark's plan.
-    Harmless if Spark has already found the format by its name (`docs/drop-in.md`).
+    then on an error of these formats stands at the end of Spark's message, after Spark's plan.
+    Harmless if Spark has already found the first one by its name (`docs/drop-in.md`).
 
     Parameters
     ----------
@@ -128,3 +128,4 @@ def register(spark: SparkSession) -> None:
     SETTINGS.change(spark, _REDACTION, add_secrets)
     say_refusals_last()
     spark.dataSource.register(FlinkishKafka)
+    spark.dataSource.register(load_part("format of sinks"))

@@ -93,16 +93,23 @@ class RecordEncoder:
             bool(sink.row_kind) or key.may_misfit or value.may_misfit or lacks_names,
         )
 
+    def column_names(self) -> tuple[str, ...]:
+        """Return the names of the columns that the encoding pass gets."""
+        return (*self._field_names(), *self.key.spark_columns(), *self.value.spark_columns())
+
     def spark_columns(self) -> dict[str, Column]:
+        given = {
+            name: replace_intervals(F.col(quote_name(name)), self.fields[name].dataType)
+            for name in self._field_names()
+        }
+        return given | self.key.spark_columns() | self.value.spark_columns()
+
+    def _field_names(self) -> Sequence[str]:
         # The dead letter of a record that does not fit has all of its fields.
         of_headers = [self.headers] if isinstance(self.headers, str) else self.headers.values()
         others = [self.row_kind, self.topic_column, self.partition, self.timestamp, *of_headers]
         read = (name for name in (*self.key.fields.names, *self.value.fields.names, *others) if name)
-        names = self.fields.names if self.may_misfit else dict.fromkeys(read)
-        given = {
-            name: replace_intervals(F.col(quote_name(name)), self.fields[name].dataType) for name in names
-        }
-        return given | self.key.spark_columns() | self.value.spark_columns()
+        return self.fields.names if self.may_misfit else tuple(dict.fromkeys(read))
 
     @property
     def reads_fields_alone(self) -> bool:

@@ -126,6 +126,10 @@ class KafkaSink(KafkaSinkSettings, Sink):
     def datasets(self) -> tuple[Dataset, ...]:
         return Dataset.from_topics(self.connection.servers, self.data_topics)
 
+    def why_needs_session(self) -> str:
+        """Return why an atomic sink does: the driver plans the records of all tasks."""
+        return "its tasks share one transaction (atomic=True)" if self.atomic else ""
+
     def preflight(self, spark: SparkSession, context: SinkContext) -> None:
         """Check columns, formats, settings, topics, rights and timeouts before the start."""
         who = f"sink '{context.uid}'"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -90,10 +90,10 @@ class _KafkaStage(TaskStage):
         if times is not None:
             times = (times.fill_null(transaction.now_ms()) if times.null_count else times).to_numpy()
         transaction.write(
-            columns[KEY],
+            columns.get(KEY),
             columns[VALUE],
             columns.get(HEADERS),
-            topics=columns[TOPIC],
+            topics=columns.get(TOPIC),
             partitions=columns.get(PARTITION),
             timestamps_ms=times,
             misfits=columns.get(MISFIT),
@@ -185,17 +185,16 @@ class KafkaWriter(JoiningWriter):
         self._compacted = [name for name in sink.data_topics if name in known and known[name].is_compacted]
         self._times = TimeLimits.merge(known[name].times for name in sink.data_topics if name in known)
         self._encoder = RecordEncoder.of(sink, context.schema)
-        self._columns = self._encoder.spark_columns()
-        self._encode = EncodeRecords(self._encoder, tuple(self._columns))
+        self._encode = EncodeRecords(self._encoder, self._encoder.column_names())
         self._barriers: BarrierWriter | None = None
         if sink.barriers is BarrierRecords.EACH_CHECKPOINT:
             self._barriers = BarrierWriter(
                 sink.connection, sink.topic, context.job, context.uid, sink.transaction_timeout_ms
             )
 
-    @property
+    @cached_property
     def columns(self) -> Mapping[str, Column]:
-        return self._columns
+        return self._encoder.spark_columns()
 
     @property
     def reads_fields_alone(self) -> bool:

@@ -19,12 +19,12 @@ import flinkish_spark
 from flinkish_spark.connectors.kafka.client.admin import KafkaAdmin
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.transactions import TransactionClient
-from flinkish_spark.connectors.kafka.format.writer import SINK, make_commits
+from flinkish_spark.connectors.kafka.format.sink import SINK
 from flinkish_spark.contracts.sink import StageResult
 from flinkish_spark.core.steps import SilentObserver
 from flinkish_spark.core.stream_readers import TELLS_READERS
 from flinkish_spark.protocol.ids import BatchId
-from tests.support.door_files import decided, place, sink_uuid
+from tests.support.door_files import decided, make_commits, place, sink_uuid
 from tests.support.jobs import eventually, produce, read_committed
 from tests.support.open_transactions import still_open
 

@@ -31,6 +31,7 @@ from flinkish_spark import (
     SinkGroup,
     StreamExecutionEnvironment,
     WatermarkStrategy,
+    commit_together,
 )
 from flinkish_spark.cep import CEP, Pattern
 from flinkish_spark.connectors.collection import CollectionSource
@@ -514,6 +515,7 @@ CALLS: dict[str, Call] = {
     "PartitionCommit.__init__": lambda given: PartitionCommit(
         policies=(given["policies"],) if "policies" in given else (of("PartitionPolicy"),)
     ),
+    "commit_together": lambda given: commit_together({"out": given.get("sinks", FileSink("/lake/orders"))}),
     "SinkGroup.__init__": lambda given: SinkGroup(
         {"out": given.get("sinks", MemorySink("m"))},
         checkpoint_location="/data/c",

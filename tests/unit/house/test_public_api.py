@@ -62,7 +62,7 @@ def test_every_public_name_is_there_and_documented(face) -> None:
 
 def test_a_task_that_writes_kafka_does_not_import_the_driver() -> None:
     loaded = loaded_after(
-        "import flinkish_spark.connectors.kafka.format.writer\n"
+        "import flinkish_spark.connectors.kafka.format.sink\n"
         "import flinkish_spark.connectors.kafka.client.producer"
     )
     for unwanted in ("pandas", "flinkish_spark.job.supervisor", "flinkish_spark.datastream.environment"):

@@ -1,4 +1,4 @@
-"""Routing of a task's records to partitions: admission, policies for bad records, partitioning, hashes."""
+"""Routing of a task's records to partitions: admission, policies for bad records, partitioning."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from flinkish_spark.connectors.kafka.client.batches import (
     HEADERS_TYPE,
@@ -20,7 +19,6 @@ from flinkish_spark.connectors.kafka.client.batches import (
     all_within,
     binary,
     extents,
-    join_bytes,
     lengths,
     record_sizes,
 )
@@ -345,19 +343,12 @@ def prepend_headers(common: CommonHeaders, headers: Column) -> Any:
 
 
 UInt32s = npt.NDArray[np.uint32]
-UInt64s = npt.NDArray[np.uint64]
 
-_WORD_BYTES = 8
 #: MurmurHash2's constants, with the seed that Kafka chose.
 _SEED = np.uint32(0x9747B28C)
 _FACTOR = np.uint32(0x5BD1E995)
 #: Number of bytes after a key's last whole word -> mask of these bytes in the next word.
 _TAIL_MASKS = np.array([0, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
-#: Constants of MurmurHash3's finalizer, and the golden ratio. Digests are stored: never change them.
-_FIRST_FACTOR = np.uint64(0xFF51AFD7ED558CCD)
-_SECOND_FACTOR = np.uint64(0xC4CEB9FE1A85EC53)
-_STEP = np.uint64(0x9E3779B97F4A7C15)
-_NULL = np.uint64(0x6E756C6C6E756C6C)
 
 
 def partitions_for_keys(keys: Column, partitions: int) -> npt.NDArray[np.int32]:
@@ -403,68 +394,6 @@ def murmur2(keys: Column) -> UInt32s:
     in_order = np.empty_like(hashed)
     in_order[order] = hashed
     return in_order
-
-
-def row_hashes(columns: Sequence[Column]) -> UInt64s:
-    """Return a 64-bit hash of each row; it depends on the order of columns, not on the width of types."""
-    # Not zero, so that a row of empty values and zeros changes a digest.
-    hashes = np.full(len(columns[0]), _STEP, np.uint64)
-    for column in columns:
-        if len(column) != len(hashes):
-            raise SchemaError(
-                f"Columns of {len(hashes)} and of {len(column)} rows are no rows together",
-                what_to_do="give columns of equal length",
-            )
-        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-        hashes = _mix(hashes + _column_hashes(whole))
-    return hashes
-
-
-def _column_hashes(column: Any) -> UInt64s:
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        counts = pc.list_value_length(column).fill_null(0).to_numpy().astype(np.int64)
-        begins = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))
-        hashes = _fold(_column_hashes(column.flatten()), begins) + counts.astype(np.uint64)
-    elif pa.types.is_struct(kind):
-        hashes = row_hashes(column.flatten())
-    elif pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_timestamp(kind):
-        hashes = column.cast(pa.int64(), safe=False).fill_null(0).to_numpy().view(np.uint64).copy()
-    else:
-        column = binary(column)
-        hashes = _fold(*_words(column)) + lengths(column).astype(np.uint64)
-    hashes = _mix(hashes)
-    if column.null_count:
-        hashes[column.is_null().to_numpy(zero_copy_only=False)] = _NULL
-    return hashes
-
-
-def _words(column: Any) -> tuple[UInt64s, Int64s]:
-    """Return the words of all values of a ``pa.LargeBinaryArray``, and where each value's begin."""
-    zeros = pa.array([bytes(size) for size in range(_WORD_BYTES)], pa.large_binary())
-    missing = -np.maximum(lengths(column), 0) % _WORD_BYTES
-    padded = join_bytes(column, zeros.take(pa.array(missing)))
-    begins = extents(padded)
-    data = np.frombuffer(padded.buffers()[2] or b"", np.dtype("<u8"), count=int(begins[-1]) // _WORD_BYTES)
-    return data, begins // _WORD_BYTES
-
-
-def _fold(words: UInt64s, begins: Int64s) -> UInt64s:
-    """Hash the words from each begin to the next, depending on their positions."""
-    places = np.arange(len(words)) - np.repeat(begins[:-1], np.diff(begins))
-    total = np.zeros(len(words) + 1, np.uint64)
-    np.cumsum(_mix(words + places.astype(np.uint64) * _STEP), out=total[1:])
-    return np.diff(total[begins])
-
-
-def _mix(words: UInt64s) -> UInt64s:
-    """Mix each word in place, so that every bit affects all bits."""
-    words ^= words >> np.uint64(33)
-    words *= _FIRST_FACTOR
-    words ^= words >> np.uint64(33)
-    words *= _SECOND_FACTOR
-    words ^= words >> np.uint64(33)
-    return words
 
 
 #: Estimated size of a record without key and value, for the sticky partitioner only.

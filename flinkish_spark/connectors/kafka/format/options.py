@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from pyspark.sql import types as T
 
-from flinkish_spark.checkpoint.micro_batch_commits import to_checkpoint_place
 from flinkish_spark.connectors.kafka.client.connection import KafkaConnection
 from flinkish_spark.connectors.kafka.client.settings import ProducerSettings
 from flinkish_spark.connectors.kafka.stream_options import (
@@ -16,12 +15,11 @@ from flinkish_spark.connectors.kafka.stream_options import (
     make_option_error,
     split_kafka_options,
 )
+from flinkish_spark.connectors.stream_writer import STORE, find_checkpoint_place
 from flinkish_spark.core.errors import ConfigError, SchemaError
 from flinkish_spark.core.store_spec import StoreSpec
 
 WRITE = ("topic", "checkpointLocation")
-#: Prefix of the options of the bucket in which the checkpoint is.
-_STORE = "flinkish.store."
 #: How long staged rows may wait for their commit, through the rest of the micro-batch or a restart. Shorter
 #: than the broker's maximum, since a transaction left open by a dead driver holds readers back that long.
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 300_000
@@ -52,12 +50,7 @@ class SinkOptions:
 
 
 def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
-    store = {
-        name.lower().removeprefix(_STORE): value
-        for name, value in options.items()
-        if name.lower().startswith(_STORE)
-    }
-    check_names([name for name in options if not name.lower().startswith(_STORE)], WRITE, "sink")
+    check_names([name for name in options if not name.lower().startswith(STORE)], WRITE, "sink")
     given = OptionReader(options)
     servers, connection, producer = split_kafka_options(options)
     producer.pop("transaction.timeout.ms", None)
@@ -74,7 +67,7 @@ def parse_sink(options: Mapping[str, str], schema: T.StructType) -> SinkOptions:
         ProducerSettings.of(producer),
         topic,
         _check_columns(schema, topic),
-        to_checkpoint_place(given.text("checkpointLocation") or "", store),
+        find_checkpoint_place(options),
         timeout_ms,
     )
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from flinkish_spark.connectors.kafka.format import writer
+from flinkish_spark.connectors import stream_writer as writer
 
 #: A daemon as Spark's, whose two forks plan and commit.
 _DAEMON = """
 import os, sys
-from flinkish_spark.connectors.kafka.format.writer import _identify_driver
+from flinkish_spark.connectors.stream_writer import _identify_driver
 for _ in range(2):
     if not os.fork():
         print(os.getppid(), _identify_driver(), flush=True)

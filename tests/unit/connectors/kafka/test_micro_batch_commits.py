@@ -20,7 +20,8 @@ from flinkish_spark.connectors.kafka.client.transactions import (
     Liveness,
     OpenTransaction,
 )
-from flinkish_spark.connectors.kafka.format.writer import SINK, find_refreshed_checkpoints, make_commits
+from flinkish_spark.connectors.kafka.format.sink import SINK
+from flinkish_spark.connectors.stream_writer import find_refreshed_checkpoints
 from flinkish_spark.contracts.sink import StageResult
 from flinkish_spark.core.errors import (
     AnotherTimelineError,
@@ -39,7 +40,7 @@ from flinkish_spark.foreach_batch.sink_group import settle
 from flinkish_spark.protocol.decisions import Decision, Verdict
 from flinkish_spark.protocol.ids import BatchId, CheckpointId, JobUuid, TransactionalId
 from flinkish_spark.protocol.records import CommitAnswer, Outcome, StagedBatch, TaskAck
-from tests.support.door_files import decided, open_sink_dir, place
+from tests.support.door_files import decided, make_commits, open_sink_dir, place
 
 
 @pytest.fixture(autouse=True)
