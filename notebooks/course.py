@@ -1,4 +1,4 @@
-"""What the notebooks here share: a small Spark, a folder of their own, a broker, and how pictures look."""
+"""What the notebooks here share: a small Spark, a folder of their own, and how pictures look."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from pyspark.sql import SparkSession
 
-from flinkish_spark import configure_spark_with_jars
-from flinkish_spark.connectors.kafka.client import KafkaAdmin, KafkaConnection
-from flinkish_spark.testing.broker import LocalBroker
-
-ROOT = Path(__file__).resolve().parents[1]
-BUILD = ROOT / "build"
 #: What is right, what is not, what is in between, and all else: told apart without red and green.
 RIGHT, WRONG, LATE, OTHER = "#1f77b4", "#d62728", "#ff9f1c", "#9aa5ad"
 
@@ -31,25 +25,17 @@ plt.rcParams.update(
 
 
 def start(name: str) -> tuple[SparkSession, Path]:
-    """Return a session with the JARs of this checkout, and a new folder for what the notebook writes."""
-    # JARs are fixed when the JVM starts, so they are given to the builder. Workers must be this interpreter.
+    """Return a session, and a new folder for what the notebook writes."""
+    # Workers must be this interpreter, and nobody else on the network needs this Spark.
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     folder = _new_folder(name)
     builder = SparkSession.builder.master("local[2]").appName("course").config(map=_SMALL)
     if SparkSession.getActiveSession() is None:
         builder = builder.config("spark.local.dir", str(folder / "spark"))
-    spark = configure_spark_with_jars(builder, BUILD / "jars").getOrCreate()
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     return spark, folder
-
-
-def start_broker(folder: Path, **partitions: int) -> LocalBroker:
-    """Return a real Kafka broker in this folder, with these topics. Stop it at the end."""
-    broker = LocalBroker(folder / "broker", jars_dir=BUILD / "broker-jars").start()
-    with KafkaAdmin(KafkaConnection(broker.bootstrap_servers)) as admin:
-        for topic, number in partitions.items():
-            admin.create_topic(topic, number)
-    return broker
 
 
 #: What only keeps Spark small.
@@ -57,16 +43,15 @@ _SMALL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "2",
-    "spark.databricks.delta.snapshotPartitions": "1",
     # These jobs end before generated code has paid for its compilation.
     "spark.sql.codegen.wholeStage": "false",
 }
 
 
 def _new_folder(name: str) -> Path:
-    """Return a folder of this process, and remove those of processes that have ended."""
-    folders = BUILD / "course"
-    folders.mkdir(parents=True, exist_ok=True)
+    """Return a temporary folder of this process, and remove those of processes that have ended."""
+    folders = Path(tempfile.gettempdir(), f"flinkish-course-{os.getuid()}")
+    folders.mkdir(mode=0o700, parents=True, exist_ok=True)
     for old in folders.iterdir():
         try:
             os.kill(int(old.name.partition("-")[0]), 0)

@@ -13,6 +13,7 @@ from flinkish_spark.cli.adopt import adopt
 from flinkish_spark.cli.audit import audit
 from flinkish_spark.cli.checkpoints import checkpoints
 from flinkish_spark.cli.client import ExitStatus, complain, describe_unexpected, one_line
+from flinkish_spark.cli.course import course
 from flinkish_spark.cli.dead_letters import replay_dead_letters
 from flinkish_spark.cli.demo import demo
 from flinkish_spark.cli.doctor import doctor
@@ -114,5 +115,6 @@ for _command in (
     top,
     new,
     demo,
+    course,
 ):
     app.add_command(_command)

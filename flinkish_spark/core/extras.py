@@ -6,6 +6,13 @@ from __future__ import annotations
 _REQUIREMENTS = {
     "adopt": ("xxhash>=3.4,<5",),
     "avro": ("fastavro>=1.12,<2", "pyruhvro>=0.4,<0.5"),
+    "course": (
+        "ipykernel>=6.29,<8",
+        "jupyterlab>=4.2,<5",
+        "matplotlib>=3.8,<4",
+        "pyiceberg[pyiceberg-core,sql-sqlite]>=0.12,<0.13",
+        "sqlglot>=30,<31",
+    ),
     "hdfs": ("hdfs-native>=0.14.7,<0.15",),
     "iceberg": ("pyiceberg[pyiceberg-core,sql-sqlite]>=0.12,<0.13",),
     "json-schema": ("jsonschema>=4.23,<5",),

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, in a kernel as a user's; their cells assert what they show.
+"""The notebooks of `flinkish course` run, in a kernel as a user's; their cells assert what they show.
 
 What was executed is in build/notebooks/ then, with its outputs, and so is the picture of each.
 """
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.timeout(600)
 _CELL_TIMEOUT_S = 400
 EXECUTED = BUILD / "notebooks"
 #: It makes a cluster of its own, where it finds no session. By day test_run.py has one.
-BY_NIGHT = ("10_on_a_cluster",)
+BY_NIGHT = ("11_on_a_cluster",)
 COURSE = [
-    pytest.param(file, id=file.stem, marks=pytest.mark.nightly if file.stem in BY_NIGHT else ())
+    pytest.param(file.name, id=file.stem, marks=pytest.mark.nightly if file.stem in BY_NIGHT else ())
     for file in sorted((ROOT / "notebooks").glob("*.ipynb"))
 ]
 
@@ -38,14 +38,23 @@ def _scope(fixture_name: str, config: pytest.Config) -> str:
     return "function" if config.getoption("--nightly") else "module"
 
 
+@pytest.fixture(scope="module")
+def lessons() -> Iterator[Path]:
+    """A folder as a user has it; nothing of a checkout is beside it."""
+    with scratch("test-course-") as folder:
+        assert flinkish("course", folder).exit_code == 0
+        yield folder
+
+
 @pytest.fixture(scope=_scope)
-def kernel() -> Iterator[AsyncKernelManager]:
+def kernel(broker) -> Iterator[AsyncKernelManager]:
     """By day one for all, so that Spark is started once; by night each has its own, as a user's has."""
-    # Jupyter, IPython and matplotlib would keep something in the user's home.
-    homes = ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR")
+    # Jupyter, IPython and matplotlib would keep something in the user's home, and the notebooks in /tmp.
+    homes = ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR", "MPLCONFIGDIR", "TMPDIR")
     with scratch("test-kernel-") as folder, pytest.MonkeyPatch.context() as patch:
         for name in homes:
             patch.setenv(name, str(folder))
+        patch.setenv("FLINKISH_BOOTSTRAP_SERVERS", broker.bootstrap_servers)
         manager = AsyncKernelManager()
         yield manager
         if manager.has_kernel:
@@ -82,9 +91,9 @@ def picture_of(book: nbformat.NotebookNode) -> Image.Image:
     return Image.open(io.BytesIO(base64.b64decode(found))).convert("RGB").quantize(64)
 
 
-@pytest.mark.parametrize("file", COURSE)
-def test_a_notebook_runs_from_top_to_bottom(file, kernel, capsys):
-    began = time.monotonic()
+@pytest.mark.parametrize("name", COURSE)
+def test_a_notebook_runs_from_top_to_bottom(name, lessons, kernel, capsys):
+    file, began = lessons / name, time.monotonic()
     book = executed(file, kernel)
     picture_of(book).save(EXECUTED / f"{file.stem}.png", optimize=True)
     with capsys.disabled():

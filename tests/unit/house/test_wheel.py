@@ -14,6 +14,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 
 
+#: Executes a notebook with this interpreter, and looks where the package of its kernel lies.
+EXECUTE = """
+import sys, nbformat, nbclient
+book = nbformat.read(sys.argv[1], as_version=4)
+book.cells.append(nbformat.v4.new_code_cell("import flinkish_spark; print(flinkish_spark.__file__)"))
+nbclient.NotebookClient(book, timeout=200).execute()
+assert book.cells[-1].outputs[0].text.startswith(sys.argv[2]), book.cells[-1].outputs
+"""
+
+
 def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
     # No JVM could start, so none has; and nothing is found by a path of this process.
     environment = {**os.environ, "JAVA_HOME": str(folder / "no java"), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -47,5 +57,10 @@ def test_a_wheel_in_an_environment_of_its_own(tmp_path: Path) -> None:
     assert "install a JDK" in no_java.stderr and no_java.stderr.count("\n") == 1
     assert run(tmp_path, "venv/bin/flinkish", "new", "orders").returncode == 0
     options = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "error")
+    assert run(tmp_path, "venv/bin/flinkish", "course", "lessons").returncode == 0
+    assert len([*(tmp_path / "lessons").glob("*.ipynb")]) == 12
+    (lesson,) = (tmp_path / "lessons").glob("08_*.ipynb")
+    executed = run(tmp_path / "lessons", tmp_path / "venv/bin/python", "-c", EXECUTE, lesson.name, site)
+    assert executed.returncode == 0, executed.stderr
     tested = run(tmp_path / "orders", tmp_path / "venv/bin/python", "-m", "pytest", *options)
     assert tested.returncode == 0 and "2 passed" in tested.stdout, tested.stdout + tested.stderr
