@@ -17,14 +17,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from pyspark import cloudpickle
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
@@ -110,8 +108,8 @@ class StagedMessage(WriterCommitMessage):
     batch: BatchId
     #: The task's report for each sink: its ack and what it has staged.
     reports: list[dict[str, Any]]
-    #: From the first task, the pickled :data:`Finish` of each sink.
-    finishes: bytes
+    #: From the first task, what makes the result of each sink.
+    finishes: tuple[Finish, ...]
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ class StagingPass:
     batch: BatchId
     works: tuple[TaskWork, ...]
     rows: tuple[SinkRows, ...]
-    finishes: bytes
+    finishes: tuple[Finish, ...]
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedMessage:
         columns = tuple({name: name for name in one.fields.names} for one in self.rows)
@@ -130,7 +128,7 @@ class StagingPass:
         (found,) = StageInTasks(self.works, columns)(given)
         reports = [json.loads(text) for text in found.column("report").to_pylist()]
         is_first = reports[0]["partition"] == 0
-        return StagedMessage(self.lease, self.batch, reports, self.finishes if is_first else b"")
+        return StagedMessage(self.lease, self.batch, reports, self.finishes if is_first else ())
 
     def _to_sink_rows(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
@@ -184,9 +182,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         batch, lease = commits.find_running(), commits.plan()
         writers, requests = sinks.writers(lease.owner), sinks.make_requests(batch, lease)
         plans = {uid: _plan_for_tasks(uid, writers[uid], request) for uid, request in requests.items()}
-        finishes: bytes = cloudpickle.dumps([one.finish for one in plans.values()])  # type: ignore[no-untyped-call]
         works, rows = tuple(one.work for one in plans.values()), tuple(output.rows[uid] for uid in plans)
-        return StagingPass(lease, batch, works, rows, finishes)
+        return StagingPass(lease, batch, works, rows, tuple(one.finish for one in plans.values()))
 
     def _commits(self, place: StoreSpec) -> MicroBatchCommits:
         freeze_modules()
@@ -236,8 +233,7 @@ def _to_staged_batch(found: Sequence[StagedMessage], batch: BatchId, uids: Seque
             what_to_do="give the query's own checkpointLocation, and stop others that use it",
         )
     by_task = sorted((message.reports for message in found), key=lambda one: int(one[0]["partition"]))
-    # Written by this driver and kept by Spark in memory.
-    finishes: list[Finish] = pickle.loads(next(message.finishes for message in found if message.finishes))
+    finishes = next(message.finishes for message in found if message.finishes)
     results = {
         uid: finish([reports[place] for reports in by_task])
         for place, (uid, finish) in enumerate(zip(uids, finishes, strict=True))
