@@ -108,7 +108,7 @@ def test_the_protocol_has_no_clock_no_chance_and_no_files() -> None:
 
 
 def test_reading_a_checkpoint_runs_no_code() -> None:
-    """Pickle may be written (to see whether a function can travel), never read, but for an option of a query."""
+    """Pickle may be written (to see whether a function can travel), never read but for an option."""
     readers = {"pickle.loads", "pickle.load", "cloudpickle.loads", "cloudpickle.load", "eval", "exec"}
     guilty = [file for file in FILES if readers & set(calls(file)) or "pickle.loads" in file.read_text()]
     # Whoever starts a query gives its sinks, as a user's function: no checkpoint holds this option.
