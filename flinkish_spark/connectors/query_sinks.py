@@ -14,6 +14,7 @@ from flinkish_spark.core.store_spec import StoreSpec
 from flinkish_spark.protocol.ids import BatchId, JobUuid, OwnerEpoch
 from flinkish_spark.protocol.lineage import FIRST_LINEAGE
 from flinkish_spark.protocol.micro_batches import SINKS
+from flinkish_spark.protocol.timeline import Timeline
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,25 +36,29 @@ class QuerySinks:
     ) -> None:
         self._sinks, self._schemas, self._spark = sinks, schemas, spark
         self._place, self.dir = checkpoint_location, open_sinks_dir(checkpoint_location)
-        self._epoch: OwnerEpoch | None = None
+        #: Whose committers are open. A folder that was deleted and made again has an owner 1, too, but another
+        #: token in its timeline.
+        self._owner: tuple[OwnerEpoch, Timeline] | None = None
         self._committers: dict[str, Committer] = {}
         self._writers: dict[str, SinkWriter] = {}
-        self._is_checked = False
+        self._checked_for: JobUuid | None = None
 
     def preflight(self) -> None:
-        """Check the settings of all sinks, once."""
-        if not self._is_checked:
+        """Check the settings of all sinks, once for each id of the query."""
+        job = self.dir.find_uuid()
+        if job is None or job != self._checked_for:
             nobody = Ownership(self.dir, OwnerEpoch(0))
             for uid, sink in self._sinks.items():
-                sink.preflight(self._spark, self._make_context(uid, self.dir.find_uuid() or _NOBODY, nobody))
-        self._is_checked = True
+                sink.preflight(self._spark, self._make_context(uid, job or _NOBODY, nobody))
+        self._checked_for = job
 
     def committers(self, ownership: Ownership) -> Mapping[str, Committer]:
-        if self._epoch != ownership.epoch:
+        owner = ownership.epoch, ownership.timeline
+        if self._owner != owner:
             self.close()
             for uid, sink in self._sinks.items():
                 self._committers[uid] = sink.create_committer(self._spark, self._contexts(uid, ownership))
-            self._epoch = ownership.epoch
+            self._owner = owner
         return self._committers
 
     def writers(self, owner: OwnerEpoch) -> Mapping[str, SinkWriter]:
@@ -74,7 +79,7 @@ class QuerySinks:
 
     def close(self) -> None:
         """Release the connections of the sinks; the next call opens them again."""
-        committers, self._committers, self._writers, self._epoch = self._committers, {}, {}, None
+        committers, self._committers, self._writers, self._owner = self._committers, {}, {}, None
         for committer in committers.values():
             committer.close()
 

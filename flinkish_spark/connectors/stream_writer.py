@@ -20,7 +20,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import types as T
@@ -61,6 +61,9 @@ LOG = logging.getLogger(__name__)
 STORE = "flinkish.store."
 #: Folder with the checkpoints of a Spark pipeline's flows: <sink>/<flow>/<number of full refreshes>.
 _PIPELINE_CHECKPOINTS = "_checkpoints"
+#: The open sinks of all queries that use this process, the last used ones last.
+_SINKS: dict[tuple[QueryOutput, StoreSpec], QuerySinks] = {}
+_MOST_OPEN = 32
 #: Makes the result of a sink of its tasks' reports.
 Finish = Callable[[Sequence[Mapping[str, Any]]], StageResult]
 
@@ -154,7 +157,9 @@ class StagingPass:
 
 def _to_hashable(part: T.StructField, column: pa.Array) -> pa.Array:
     is_text = not can_hash(part.dataType)
-    return JsonWriter(T.StructType([part])).write([column], len(column)) if is_text else column
+    # As Spark's to_json in a SinkGroup: a query may go from one to the other.
+    writer = JsonWriter(T.StructType([part]), null_fields=False)
+    return writer.write([column], len(column)) if is_text else column
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -248,11 +253,16 @@ def _find_lease(found: Sequence[StagedMessage]) -> Lease:
     return leases.pop()
 
 
-@lru_cache(maxsize=4)
 def _open(output: QueryOutput, place: StoreSpec) -> QuerySinks:
     # Opening connections takes as long as a small micro-batch, and Spark uses a process again.
-    schemas = {uid: one.fields for uid, one in output.rows.items()}
-    return QuerySinks(output.sinks, schemas, place, pretend_session())
+    key = output, place
+    if (found := _SINKS.pop(key, None)) is None:
+        schemas = {uid: one.fields for uid, one in output.rows.items()}
+        found = QuerySinks(output.sinks, schemas, place, pretend_session())
+    _SINKS[key] = found
+    if len(_SINKS) > _MOST_OPEN:
+        _SINKS.pop(next(iter(_SINKS))).close()
+    return found
 
 
 def _plan_for_tasks(uid: str, writer: SinkWriter, request: StageRequest) -> StagePlan:

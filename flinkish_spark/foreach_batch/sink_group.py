@@ -53,6 +53,7 @@ from flinkish_spark.protocol.records import SinkAck
 from flinkish_spark.transport import columns as C
 from flinkish_spark.transport.sink_rows import CONTROL
 from flinkish_spark.types.ddl import quote_name
+from flinkish_spark.types.schemas import check_field_names
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -190,6 +191,8 @@ class _Driver:
         self._sinks, self._rows = group._sinks, group._rows
         self._require_location_of_query()
         self._schemas = {uid: self._select(uid, frame).schema for uid in self._sinks}
+        for uid, schema in self._schemas.items():
+            check_field_names(schema, f"the rows of the sink '{uid}'")
         self._open = QuerySinks(self._sinks, self._schemas, self._place, frame.sparkSession)
         self._commits = MicroBatchCommits(
             self._place, self._open.committers, group.observer(), new_token(), group._patience_ms

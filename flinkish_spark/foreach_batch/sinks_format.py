@@ -13,6 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter
 
+from flinkish_spark.connectors.delta.sink import DeltaSink
 from flinkish_spark.connectors.stream_writer import (
     STORE,
     QueryOutput,
@@ -26,6 +27,7 @@ from flinkish_spark.core.steps import Observer, SilentObserver
 from flinkish_spark.core.validation import to_ms, unusable
 from flinkish_spark.foreach_batch.sink_group import check_sinks
 from flinkish_spark.protocol.durations import Duration
+from flinkish_spark.types.schemas import check_field_names
 
 FORMAT_NAME = "flinkish"
 #: The option with the sinks. They may hold secrets: it is a data: URL, and Spark shows no option with url in
@@ -80,7 +82,8 @@ def commit_together(
     Notes
     -----
     The sinks travel as a pickle, which only the driver's and the executors' Python opens; Spark shows and
-    stores it nowhere. Still, give secrets by name (``"env:NAME"``).
+    stores it nowhere, but for the text of requests that a server of Spark Connect shows and logs. So give
+    secrets by name (``"env:NAME"``).
 
     Examples
     --------
@@ -115,6 +118,9 @@ def commit_together(
                 or not all(name and isinstance(name, str) for name in names)
             ):
                 raise unusable(f"{role}['{uid}']", named, wanted="names of columns", what_to_do=to_do)
+            if len(set(names)) < len(names):
+                what = f"{role}['{uid}'] names a column twice"
+                raise ConfigError(what, what_to_do="name each column once")
     chosen = {uid: tuple(names) for uid, names in columns.items()}
     settings = _Settings(found, chosen, dict(where), to_ms("commit_timeout", commit_timeout))
     pickled: bytes = cloudpickle.dumps(settings)  # type: ignore[no-untyped-call]
@@ -156,9 +162,24 @@ def _parse(options: Mapping[str, str], schema: T.StructType) -> QueryOutput:
         raise ConfigError(f"format('{FORMAT_NAME}') has no sinks", what_to_do=what_to_do)
     # By whoever starts the query, as a user's function is.
     settings: _Settings = pickle.loads(base64.b64decode(text.removeprefix(_DATA)))
+    check_field_names(schema, "the query")
+    place = find_checkpoint_place(options)
+    if not place.is_local:
+        _require_paths_with_scheme(settings.sinks)
     rows = {uid: _select(uid, settings, schema) for uid in settings.sinks}
     key = text + schema.json()
-    return QueryOutput(settings.sinks, rows, find_checkpoint_place(options), key, settings.patience_ms)
+    return QueryOutput(settings.sinks, rows, place, key, settings.patience_ms)
+
+
+def _require_paths_with_scheme(sinks: Mapping[str, Sink]) -> None:
+    # Without a session nobody here knows what Spark's default file system is.
+    for uid, sink in sinks.items():
+        if isinstance(sink, DeltaSink) and "://" not in sink.path:
+            raise ConfigError(
+                f"the path '{sink.path}' of the sink '{uid}' has no scheme, and the checkpoint is in a store",
+                what_to_do="write the table's whole URL, such as s3://bucket/table or file:///lake/table",
+                uid=uid,
+            )
 
 
 def _select(uid: str, settings: _Settings, schema: T.StructType) -> SinkRows:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,8 +30,10 @@ from flinkish_spark import (
     Upsert,
     commit_together,
 )
+from flinkish_spark.checkpoint.micro_batch_commits import to_checkpoint_place
 from flinkish_spark.connectors import stream_writer, task_staging
-from flinkish_spark.connectors.stream_writer import StagedMessage, StreamWriter
+from flinkish_spark.connectors.query_sinks import QuerySinks
+from flinkish_spark.connectors.stream_writer import QueryOutput, StagedMessage, StreamWriter
 from flinkish_spark.contracts.sink import Sink
 from flinkish_spark.core.errors import ConfigError, JobDirError, SchemaError
 from flinkish_spark.foreach_batch.sinks_format import Flinkish
@@ -45,7 +48,7 @@ Rows = Sequence[tuple[str, int]]
 @pytest.fixture(autouse=True)
 def _no_process_keeps_what_another_opened() -> Iterator[None]:
     yield
-    stream_writer._open.cache_clear()
+    stream_writer._SINKS.clear()
 
 
 class Query:
@@ -56,6 +59,8 @@ class Query:
         (self.checkpoint / "offsets").mkdir(parents=True)
         self.catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", "warehouse": f"{folder}/lake"}
         load_catalog("lake", **self.catalog).create_namespace("shop")
+        #: Whether Spark uses one process for all calls, as it may, and not a new one for each.
+        self.is_one_process = False
 
     def sinks(self) -> dict[str, Sink]:
         return {
@@ -67,8 +72,8 @@ class Query:
         }
 
     def make_writer(self, options: dict[str, str]) -> StreamWriter:
-        # Each is in a process of its own.
-        stream_writer._open.cache_clear()
+        if not self.is_one_process:
+            stream_writer._SINKS.clear()
         given = {**options, "checkpointLocation": str(self.checkpoint)}
         writer = Flinkish(given).streamWriter(SCHEMA, False)
         assert isinstance(writer, StreamWriter)
@@ -137,6 +142,51 @@ def test_a_micro_batch_is_planned_staged_and_committed_in_processes_without_a_se
     query.make_writer(options).commit(query.stage(options, 1, [[("cat", 2)]], monkeypatch), 1)
     assert query.seen()["ice"] == [*everything, ("cat", 2)] and query.seen()["rows"] == large
     assert confirmed(query.checkpoint) == {BatchId(0), BatchId(1)}
+
+
+def test_a_query_that_begins_anew_in_a_process_that_spark_uses_again_has_sinks_of_its_own(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = commit_together({"files": FileSink(f"{query.folder}/files")})
+    query.is_one_process = True
+    for _ in range(2):
+        for batch in (0, 1):
+            messages = query.stage(options, batch, [[("ann", batch)]], monkeypatch)
+            query.make_writer(options).commit(messages, batch)
+        assert confirmed(query.checkpoint) == {BatchId(0), BatchId(1)}
+        for folder in (query.checkpoint, query.folder / "files"):
+            shutil.rmtree(folder)
+        (query.checkpoint / "offsets").mkdir(parents=True)
+
+
+def test_a_driver_with_many_queries_closes_the_sinks_of_those_that_wait_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[QuerySinks] = []
+    monkeypatch.setattr(QuerySinks, "close", lambda self: closed.append(self))
+    monkeypatch.setattr(stream_writer, "_MOST_OPEN", 2)
+    outputs = [
+        QueryOutput({}, {}, to_checkpoint_place(f"{tmp_path}/{name}", {}), name) for name in ("a", "b", "c")
+    ]
+    opened = [stream_writer._open(one, one.checkpoint_location) for one in (*outputs[:2], outputs[0])]
+    assert opened[0] is opened[2] and not closed
+    stream_writer._open(outputs[2], outputs[2].checkpoint_location)
+    assert closed == [opened[1]]
+
+
+@pytest.mark.parametrize("fields, why", [("_fs_sink INT", "control columns"), ("a INT, A INT", "twice")])
+def test_columns_that_would_be_taken_for_ours_or_for_each_other_are_refused(
+    tmp_path: Path, fields: str, why: str
+) -> None:
+    given = {**commit_together({"out": FileSink(f"{tmp_path}/out")}), "checkpointLocation": "/data/c"}
+    with pytest.raises(SchemaError, match=why):
+        Flinkish(given).streamWriter(parse_ddl(fields), False)
+
+
+def test_a_table_without_a_scheme_is_refused_beside_a_checkpoint_in_a_store() -> None:
+    given = {**commit_together({"out": DeltaSink("/lake/out")}), "checkpointLocation": "s3a://bucket/c"}
+    with pytest.raises(ConfigError, match="has no scheme"):
+        Flinkish(given).streamWriter(SCHEMA, False)
 
 
 def test_a_micro_batch_that_the_checkpoint_does_not_run_is_refused(
