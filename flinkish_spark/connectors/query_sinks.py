@@ -36,7 +36,7 @@ class QuerySinks:
     ) -> None:
         self._sinks, self._schemas, self._spark = sinks, schemas, spark
         self._place, self.dir = checkpoint_location, open_sinks_dir(checkpoint_location)
-        #: Whose committers are open. A folder that was deleted and made again has an owner 1, too, but another
+        #: Whose committers are open. A folder that was made again has an owner 1 again, with another
         #: token in its timeline.
         self._owner: tuple[OwnerEpoch, Timeline] | None = None
         self._committers: dict[str, Committer] = {}
